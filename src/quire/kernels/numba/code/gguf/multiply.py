@@ -32,10 +32,11 @@ from quire.kernels.numba.code.simd import (
 )
 from quire.kernels.numba.sizes import LANES, STEP, TILE, TOKEN_BYTES
 
-CHUNK = 256  # tokens: their activations stay in the second cache
+MOST_TOKENS = 256  # of a chunk, whose activations stay in the second cache
+SECOND_CACHE = 640 << 10  # bytes of it
 PIECE = 8  # steps of a tile that a thread claims: a few microseconds
 PRODUCTS = 2 * TILE * LANES  # of a tile with sixteen rows, and with sixteen more
-PRODUCTS_OF_CHUNK = PRODUCTS * CHUNK // TILE
+PRODUCTS_OF_CHUNK = PRODUCTS * MOST_TOKENS // TILE
 UNPACKS = unpacks()
 UNPACKED_STEPS = 8  # at a time, which stay in the first cache: as many as any block has
 UNPACKED = UNPACKED_STEPS * UNPACKED_FLOATS
@@ -44,16 +45,24 @@ UNPACKED = UNPACKED_STEPS * UNPACKED_FLOATS
 def multiply(arguments):
     a = arguments[0]
     _quantise(arguments)
-    chunks = (a.tokens + CHUNK - 1) // CHUNK
+    size = _chunk_size(a)
+    chunks = (a.tokens + size - 1) // size
     parts = (a.groups + a.groups_at_once - 1) // a.groups_at_once
     while True:
         item = claim(arguments, 2)
         if item >= chunks * parts:
             return
         chunk, part = item // parts, item % parts
-        end = min((chunk + 1) * CHUNK, a.tokens)
+        end = min((chunk + 1) * size, a.tokens)
         for group in range(part * a.groups_at_once, min((part + 1) * a.groups_at_once, a.groups)):
-            _multiply_group(a, group, chunk * CHUNK, end)
+            _multiply_group(a, group, chunk * size, end)
+
+
+@helper
+def _chunk_size(a):
+    """How many tokens are multiplied with all weights before the next: whole tiles."""
+    fit = SECOND_CACHE // (a.size // STEP * TOKEN_BYTES)
+    return min(max(fit, FETCHING * TILE), MOST_TOKENS) // TILE * TILE
 
 
 @helper
