@@ -279,10 +279,11 @@ class Method:
     attention: Encode | None = None  # where that of attention is another
     dense: tuple[str, ...] = ()  # layers that stay as they are
     has_head: bool = False  # quantised, too
+    also: tuple[str, ...] = ()  # ends of other layers' names that are
     outside: bool = False  # whether hf_quant_config.json has the config
 
     def of(self, name: str) -> Encode | None:
-        is_one = name.endswith("_proj") or (self.has_head and name == "lm_head")
+        is_one = name.endswith(("_proj", *self.also)) or (self.has_head and name == "lm_head")
         if not is_one or any(part in name for part in self.dense):
             return None
         return self.attention if self.attention and "self_attn" in name else self.encode

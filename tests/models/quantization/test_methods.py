@@ -22,6 +22,7 @@ from quantized_models import (
     scheme,
     words,
 )
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.errors import ModelError
@@ -171,6 +172,29 @@ def test_experts_that_a_library_passed_over(tmp_path: Path) -> None:
     config = open_model(str(made.folder)).config
     assert isinstance(config.formats.of("model.layers.1.mlp.experts.3.up_proj"), Dense)
     check_logits(made, load(made.folder))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fp8-tensor", "fp8-blocks", "int-quantized", "pack-quantized", "nvfp4-pack-quantized"],
+)
+def test_routers_and_gates_become_numbers(name: str, tmp_path: Path) -> None:
+    """Libraries quantise a gate of one row as any other layer, if nobody says otherwise."""
+    method = replace(METHODS[name], also=(".gate", ".shared_expert_gate"))
+    shared = {"shared_expert_intermediate_size": 128}
+    made = QuantizedModel(method, tmp_path / "m", "Qwen2Moe", **EXPERTS, **shared)
+    check_logits(made, load(made.folder))
+
+
+def test_a_router_whose_scales_are_missing(tmp_path: Path) -> None:
+    method = replace(METHODS["int-quantized"], also=(".gate",))
+    made = QuantizedModel(method, tmp_path / "m", "Qwen3Moe", **EXPERTS)
+    tensors = load_file(made.folder / "model.safetensors")
+    name = "model.layers.1.mlp.gate.weight_scale"
+    tensors[name] = tensors[name][1:].contiguous()
+    save_file(tensors, made.folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"1\.mlp\.gate\.weight_scale is "):
+        load(made.folder)
 
 
 @pytest.mark.parametrize("is_first", [False, True])

@@ -23,6 +23,7 @@ from quire.errors import ModelError
 from quire.layers.formats import Dense, MatrixFormat
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.quantization.names import is_embedding, is_head, is_named, spellings
+from quire.models.quantization.numbers import as_numbers
 from quire.models.quantization.views import check_unneeded
 
 F = TypeVar("F", bound="CheckpointFormats")
@@ -107,7 +108,7 @@ class CheckpointFormats(ABC):
                 needed[name] = tensor
         for name, of_layer in by_layer(needed).items():
             if self.is_quantised(of_layer):
-                of_layer = dict(self.layer(name, of_layer))
+                of_layer = dict(as_numbers(name, self.of(name), self.layer(name, of_layer)))
             yield from ((f"{name}.{end}" if name else end, t) for end, t in of_layer.items())
 
     def is_quantised(self, of_layer: Mapping[str, LazyTensor]) -> bool:
