@@ -72,3 +72,4 @@ def test_what_is_large() -> None:
     rows = LARGE // 64
     assert is_large(torch.empty(rows, 16)) and not is_large(torch.empty(rows - 1, 16))
     assert not is_large(torch.empty(rows, 24)), "every second row begins within a line"
+    assert not is_large(torch.empty(1, LARGE)), "the logits of one token are read at once"

@@ -283,6 +283,7 @@ def replaced(**values: Any) -> Writes:
     ("change", "reason"),
     [
         ({"general__architecture": "gemma"}, "llama, mistral, qwen2, qwen3"),
+        ({"general__architecture": ["llama"]}, "llama, mistral, qwen2, qwen3"),
         ({"split__count": 3}, "llama-gguf-split"),
         (
             {"general__architecture": "gemma2", "gemma2__expert_count": 8},

@@ -209,6 +209,11 @@ def test_none_is_for_numbers_alone(tmp_path: Path) -> None:
     quantised = QuantizedModel(METHODS["awq"], tmp_path / "awq", num_hidden_layers=1).folder
     with pytest.raises(ModelError, match="is quantised, so quantization=none cannot be"):
         open_model(str(quantised), quantization="none", **settings)
+    held = []
+    for quantization in ("auto", "none"):
+        config = open_model(str(path), quantization=quantization, **settings).config
+        held.append(room_needed(shapes(config), torch.float32))
+    assert held[1] > 3 * held[0]
     with LLM(str(path), quantization="none", device="cpu", num_blocks=8, use_tqdm=False) as llm:
         assert llm.config.quantization == "none"
 

@@ -16,6 +16,7 @@ from quire.kv.layout import KVLayout
 from quire.kv.open import check_ssd, open_store
 from quire.kv.store import KVStore
 from quire.layers.formats import AllDense, MatrixFormats
+from quire.layers.quantized.gguf import GGUFFormats
 from quire.layers.rope import RopeConfig
 from quire.models.source import ModelSource
 
@@ -87,7 +88,8 @@ def _arithmetic_name(
     if isinstance(formats, AllDense):
         return str(dtype)
     name = f"{dtype} {hashlib.sha256(repr(formats).encode()).hexdigest()[:16]}"
-    if num_ranks == 1:
+    only_halves = isinstance(formats, GGUFFormats) and formats.only_halves
+    if num_ranks == 1 or only_halves:
         return name
     return f"{name} on {num_ranks} ranks" + (" with whole experts" if expert_parallel else "")
 

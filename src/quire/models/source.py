@@ -14,7 +14,6 @@ from torch import Tensor
 
 from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
-from quire.layers.formats import AllDense
 from quire.layers.linear import lay_out_matrices, store_matrices
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import make_room, room_needed
@@ -30,6 +29,7 @@ from quire.models.config import ModelConfig
 from quire.models.deepseek_mtp import DeepseekMTP
 from quire.models.deepseek_v2 import DeepseekConfig
 from quire.models.hf_config import read_hf_config
+from quire.models.quantization.checkpoint import CheckpointFormats
 from quire.models.quantization.making import (
     MADE,
     described,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from quire.models.text.tokenizer import Tokenizer
 
 DEMO = "smollm2"
+NUMBERS = "none"  # of `quantization`
 WHAT_A_MODEL_IS = (
     f"a model is {DEMO}, a Hugging Face folder, a .gguf file, a name on the Hugging Face Hub such "
     f"as Qwen/Qwen3-0.6B, or with load_format=dummy {' or '.join(SHAPES)}"
@@ -81,11 +82,11 @@ def open_model(
     stay in their types; else they are dequantised. So do MXFP4 experts, for the same kernels of a
     CPU. `on_gpu`: it is a GPU's kernels that are to multiply them.
     """
-    keeps_types = keeps_types and quantization in (None, "auto")
-    source = _open(name, load_format, progress, keeps_types, on_gpu)
+    keeps_types = keeps_types and quantization not in MADE
+    source = _open(name, load_format, progress, keeps_types, quantization != NUMBERS, on_gpu)
     if max_len is not None:
         source.config = source.config.for_length(max_len)
-    if quantization == "none" and source.config.formats != AllDense():
+    if quantization == NUMBERS and isinstance(source.config.formats, CheckpointFormats):
         raise ModelError(
             f"{name} is quantised, so quantization=none cannot be: leave it out, or use the "
             f"model's original weights."
@@ -99,7 +100,12 @@ def open_model(
 
 
 def _open(
-    name: str, load_format: str, progress: bool, keeps_types: bool, on_gpu: bool
+    name: str,
+    load_format: str,
+    progress: bool,
+    keeps_types: bool,
+    keeps_codes: bool,
+    on_gpu: bool,
 ) -> ModelSource:
     dummy = load_format == "dummy"
     if name in SHAPES:
@@ -116,7 +122,7 @@ def _open(
         return FolderSource(path, keeps_types and not on_gpu)
     from quire.models.checkpoints.gguf import GGUFSource
 
-    source = GGUFSource(path, keeps_types and not dummy, on_gpu)
+    source = GGUFSource(path, keeps_types and keeps_codes and not dummy, on_gpu)
     return DummySource(source.config, source.tokenizer) if dummy else source
 
 

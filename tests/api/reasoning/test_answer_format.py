@@ -62,6 +62,10 @@ def test_thoughts_of_channels_are_left_in_the_words(is_set, size):
     assert read(THOUGHT + final) == ParsedMessage("Hm.\n\nYes. Well.")
     assert read(final) == ParsedMessage("Yes. Well.")
     assert read(THOUGHT) == ParsedMessage("Hm.")
+    words = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    assert read(THOUGHT + words + THOUGHT + final).text == "Hm.\n\nI look.\n\nHm.\n\nYes. Well."
+    called = f"{THOUGHT}{CALL}<|start|>assistant{final}"
+    assert read(called) == ParsedMessage("Hm.\n\nYes. Well.", [Call("f", '{"a": 1}')])
     assert read(THOUGHT + CALL) == ParsedMessage("Hm.", [Call("f", '{"a": 1}')])
 
 

@@ -114,6 +114,19 @@ def test_a_token_has_the_same_bits_in_any_batch(type_: str, dtype: torch.dtype) 
         assert torch.equal(alone, gated[start:stop])
 
 
+@pytest.mark.parametrize("type_", ["Q8_0", "Q4_K"])
+def test_long_rows_are_multiplied_with_fewer_tokens_at_a_time(type_: str) -> None:
+    torch.manual_seed(0)
+    size = 6144
+    matrix = filled(type_, stored_rows(type_, 48, size), size)
+    x = torch.randn(263, size)
+    together = matrix.multiply(x, None)
+    for start, stop in [(0, 1), (20, 61), (40, 81), (240, 263)]:
+        assert torch.equal(matrix.multiply(x[start:stop], None), together[start:stop])
+    exact = F.linear(x, dequantised(type_, stored_rows(type_, 48, size)))
+    torch.testing.assert_close(together, exact, atol=0.02, rtol=1e-3)
+
+
 PRODUCT = """
 import sys, torch
 from quire.kernels.gguf_blocks import TYPES

@@ -165,13 +165,61 @@ def test_the_tensors_say_which_layers_are_quantised(method: Method, tmp_path: Pa
     check_logits(made, load(made.folder))
 
 
-def test_experts_that_a_library_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_one", [False, True])
+def test_experts_that_a_library_passed_over(in_one: bool, tmp_path: Path) -> None:
     """`transformers` 5 has them as parameters, which are no layers of the class `Linear`."""
     method = replace(METHODS["pack-quantized"], dense=("mlp.experts",))
     made = QuantizedModel(method, tmp_path / "m", "Qwen3Moe", **EXPERTS)
+    if in_one:
+        tensors = load_file(made.folder / "model.safetensors")
+        kept = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+        own = made.oracle.state_dict()
+        kept |= {name: tensor for name, tensor in own.items() if ".experts." in name}
+        save_file(kept, made.folder / "model.safetensors")
     config = open_model(str(made.folder)).config
-    assert isinstance(config.formats.of("model.layers.1.mlp.experts.3.up_proj"), Dense)
+    experts = "model.layers.1.mlp.experts"
+    names = (f"{experts}.3.up_proj", f"{experts}.3.gate_up_proj", f"{experts}.gate_up_proj")
+    assert isinstance(config.formats.of(*names), Dense)
     check_logits(made, load(made.folder))
+
+
+def test_a_fused_matrix_is_codes_where_the_config_leaves_a_part_of_it_out(tmp_path: Path) -> None:
+    method = leaving(METHODS["fp8-tensor"], ["q_proj", "lm_head"])
+    made = QuantizedModel(method, tmp_path / "m", "Phi3", original_max_position_embeddings=128)
+    check_logits(made, load(made.folder))
+
+
+def test_gptq_of_layers_that_its_config_does_not_name(tmp_path: Path) -> None:
+    config = {**METHODS["gptq"].config, "modules_in_block_to_quantize": [["mlp.gate_proj"]]}
+    made = QuantizedModel(replace(METHODS["gptq"], config=config), tmp_path / "m")
+    check_logits(made, load(made.folder))
+
+
+def test_numbers_beside_a_scale_of_kv(tmp_path: Path) -> None:
+    made = QuantizedModel(leaving(METHODS["modelopt-fp8"], [], "k_proj"), tmp_path / "m")
+    tensors = load_file(made.folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.k_proj.k_scale"] = torch.tensor(0.5)
+    save_file(tensors, made.folder / "model.safetensors")
+    check_logits(made, load(made.folder))
+
+
+def test_an_index_of_layers_that_the_config_leaves_out(tmp_path: Path) -> None:
+    """It is not passed over: all layers of a group have one, or the model is refused."""
+    config = compressed("pack-quantized", scheme(**INT4), ignore=["lm_head", "re:.*attn.*"])
+    indexed = METHODS["pack-quantized-index"].encode
+    method = Method(config, METHODS["pack-quantized"].encode, attention=indexed)
+    made = QuantizedModel(method, tmp_path / "m")
+    with pytest.raises(ModelError, match=r"missing: .*mlp\.\w+_proj\.g_idx"):
+        load(made.folder)
+    made = QuantizedModel(Method(config, indexed), tmp_path / "n")
+    check_logits(made, load(made.folder))
+
+
+def test_codes_that_no_group_names(tmp_path: Path) -> None:
+    config = compressed("pack-quantized", {**scheme(**INT4), "targets": ["re:.*mlp.*"]})
+    made = QuantizedModel(replace(METHODS["pack-quantized"], config=config), tmp_path / "m")
+    with pytest.raises(ModelError, match=r"unexpected: .*self_attn\.\w_proj\.weight_packed"):
+        load(made.folder)
 
 
 @pytest.mark.parametrize(

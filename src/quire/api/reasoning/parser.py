@@ -24,7 +24,7 @@ class MergingParser(AnswerParser):
     def __init__(self, rest: AnswerParser) -> None:
         super().__init__()
         self._rest = rest
-        self._is_behind_thought = False
+        self._last: type[Event] | None = None  # of the words so far
 
     def flush(self, is_cut: bool = False) -> list[Event]:
         self._merge(self._rest.flush(is_cut))
@@ -38,10 +38,10 @@ class MergingParser(AnswerParser):
     def _merge(self, events: list[Event]) -> None:
         self.num_calls = self._rest.num_calls
         for event in events:
-            if isinstance(event, Text) and self._is_behind_thought:
-                event = Text(f"\n\n{event.text}")
-            self._is_behind_thought = isinstance(event, Reasoning)
-            self._events.append(Text(event.text) if isinstance(event, Reasoning) else event)
+            if isinstance(event, (Text, Reasoning)):
+                kind, gap = type(event), "" if self._last in (None, type(event)) else "\n\n"
+                event, self._last = Text(gap + event.text), kind
+            self._events.append(event)
 
 
 class ThoughtParser(AnswerParser):

@@ -24,7 +24,7 @@ def preamble(
     """None where nothing comes first. With `has_header` the form itself names its channel."""
     terminals = TagTerminals(tokenizer)
     if answer_format.calls.has_channels:
-        return _of_channels(terminals, has_header)
+        return _of_channels(terminals, has_header, may_think=not answer_format.merges)
     tags = answer_format.thoughts
     return None if tags is None else _of_tags(terminals, tags, opening)
 
@@ -41,11 +41,12 @@ def _of_tags(terminals: TagTerminals, tags: ThoughtTags, opening: Opening) -> st
     return "\n".join([f"preamble: {first}", *lines])
 
 
-def _of_channels(terminals: TagTerminals, has_header: bool) -> str | None:
-    """Where tags are no tokens, no thoughts: they could not be told from what comes behind."""
+def _of_channels(terminals: TagTerminals, has_header: bool, may_think: bool) -> str | None:
+    """Where tags are no tokens, no thoughts: they could not be told from what comes behind. None
+    either where they would be words, of which the form is one."""
     header = f'{terminals(harmony.CHANNEL)} "final" {terminals(harmony.MESSAGE)}'
     tags = (harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.START)
-    if not terminals.are_tokens(*tags):
+    if not may_think or not terminals.are_tokens(*tags):
         return None if has_header else f"preamble: {header}"
     begin = f'{terminals(harmony.CHANNEL)} "{harmony.ANALYSIS}" {terminals(harmony.MESSAGE)}'
     end = f'{terminals(harmony.END)} {terminals(harmony.START)} "assistant"'

@@ -15,6 +15,7 @@ from quire.layers.weights import room_needed
 from quire.models.causal_lm import CausalLM
 from quire.models.pooling.open import open_pooling
 from quire.models.pooling.source import PoolingSource
+from quire.models.quantization.making import MADE
 from quire.progress import human_bytes, say, say_step
 from quire.runner.device import choose_device, choose_dtype, free_cached_memory
 from quire.runner.pooling_runner import PoolingRunner
@@ -76,7 +77,7 @@ def _refuse_unused(config: EngineConfig) -> None:
     """What is asked for in earnest, and would do nothing."""
     asked = {
         "tensor_parallel_size": config.tensor_parallel_size > 1,
-        "quantization": config.quantization not in (None, "auto", "none"),
+        "quantization": config.quantization in MADE,
         "speculative": config.speculative is not None,
         "enable_lora": config.enable_lora,
         "host_cache_bytes": config.host_cache_bytes > 0,

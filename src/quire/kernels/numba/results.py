@@ -1,4 +1,4 @@
-"""Results of products that are larger than a core's caches.
+"""Results of products that do not stay in a core's caches beside what is multiplied.
 
 A row of them is written sixteen numbers at a time, with other rows between: to bring each line of
 memory into a cache first, only to write all of it, takes a tenth of a long prompt's products.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.kernels.numba.sizes import LANES
+from quire.kernels.numba.sizes import LANES, TILE
 
 LARGE = 1 << 19  # bytes
 
 
 def is_large(out: Tensor) -> bool:
-    """Whether kernels write past the caches, which takes whole lines."""
+    """Whether kernels write past the caches, which takes whole lines. Of few tokens the results, a
+    head's for one, are read at once."""
     line = LANES * out.itemsize
-    return out.nbytes >= LARGE and out.data_ptr() % line == 0 and out.stride(0) % LANES == 0
+    is_much = out.nbytes >= LARGE and len(out) >= TILE
+    return is_much and out.data_ptr() % line == 0 and out.stride(0) % LANES == 0

@@ -15,6 +15,7 @@ from quire.hardware import is_made_for_bfloat16
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.gguf_blocks import (
+    HALVES,
     LANES,
     TYPES,
     BlockType,
@@ -55,6 +56,11 @@ class GGUFFormats:
     @classmethod
     def from_types(cls, types: Mapping[str, str], on_gpu: bool = False) -> GGUFFormats:
         return cls(tuple(sorted(types.items())), on_gpu)
+
+    @property
+    def only_halves(self) -> bool:
+        """Whether nothing that is multiplied is rounded."""
+        return all(type_ in HALVES for _, type_ in self.types)
 
     @cached_property
     def _by_name(self) -> dict[str, str]:

@@ -37,7 +37,7 @@ def _family(file: GGUFFile) -> tuple[str, GGUFArchitecture]:
     has_experts = bool(file.metadata.get(f"{name}.expert_count"))
     if isinstance(name, str) and (name, has_experts) in GGUF_FAMILIES:
         return GGUF_FAMILIES[name, has_experts]
-    if (name, True) in GGUF_FAMILIES:
+    if isinstance(name, str) and (name, True) in GGUF_FAMILIES:
         raise ModelError(
             f"{file.path} does not say how many experts it has ({name}.expert_count), as models of "
             f"the architecture {name} do: convert the model anew."

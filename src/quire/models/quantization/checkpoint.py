@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
@@ -21,9 +21,10 @@ import torch
 
 from quire.errors import ModelError
 from quire.layers.formats import Dense, MatrixFormat
+from quire.layers.weights import FLOATS
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.quantization.names import is_embedding, is_head, is_named, spellings
-from quire.models.quantization.numbers import as_numbers
+from quire.models.quantization.numbers import as_numbers, is_gate
 from quire.models.quantization.views import check_unneeded
 
 F = TypeVar("F", bound="CheckpointFormats")
@@ -33,7 +34,8 @@ UNNEEDED = re.compile(
     r"\.(input_scale|input_global_scale|input_zero_point|output_scale|act_scale|activation_scale"
     r"|(q|k|v|kv|prob|prob_output)_scale|(q|k|v)_zero_point|input_scale_ub|activation_scale_ub)$"
 )
-EXPERT = re.compile(r"\.experts\.\d+\.")
+EXPERT, FIRST_EXPERT = re.compile(r"\.experts\.\d+\."), ".experts.0."
+OF_ALL_EXPERTS = re.compile(r".*\.experts\.[a-z]\w*_proj")  # parameters without an ending
 SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -47,22 +49,33 @@ class CheckpointFormats(ABC):
     ignored: tuple[str, ...] = ()
     head: bool = False  # whether the head is quantised, too
     scale_dtype: torch.dtype = torch.float32  # of scales by group
-    # Layers whose tensors show otherwise than the config. What follows from the model's files need
-    # not be in the names of its KV.
-    dense: frozenset[str] = field(default=frozenset(), repr=False)
+    # The layers that the tensors show to be so; of experts the first, and others that differ. What
+    # follows from the model's files need not be in the names of its KV.
     coded: frozenset[str] = field(default=frozenset(), repr=False)
+    dense: frozenset[str] = field(default=frozenset(), repr=False)
 
     def of(self, *names: str) -> MatrixFormat:
-        if self.dense or self.coded:
-            full = spellings(names)
-            if not self.coded.isdisjoint(full):
-                return self.format_of(*names)
-            if not self.dense.isdisjoint(full):
-                return Dense()
+        is_coded = self._seen(names)
+        if is_coded is None:
+            is_coded = self.is_said_of(names)
+        return self.format_of(*names) if is_coded else Dense()
+
+    def _seen(self, names: Sequence[str]) -> bool | None:
+        """Whether the tensors of such a layer are codes; None: there are no such tensors."""
+        if (not self.coded and not self.dense) or is_embedding(names):
+            return None
+        full = spellings(names)
+        for each in (full, [EXPERT.sub(FIRST_EXPERT, name) for name in full]):
+            if not self.coded.isdisjoint(each):
+                return True
+            if not self.dense.isdisjoint(each):
+                return False
+        return None
+
+    def is_said_of(self, names: Sequence[str]) -> bool:
+        """Whether the config says that a layer is quantised."""
         is_dense = is_embedding(names) or (is_head(names) and not self.head)
-        if is_dense or is_named(names, self.ignored):
-            return Dense()
-        return self.format_of(*names)
+        return not is_dense and not is_named(names, self.ignored)
 
     @abstractmethod
     def format_of(self, *names: str) -> MatrixFormat:
@@ -79,20 +92,29 @@ class CheckpointFormats(ABC):
         found = {t.dtype for name, t in tensors.items() if name.endswith(f".{self.scales}")}
         only = found.pop() if len(found) == 1 else torch.float32
         kept = only if only in SCALE_DTYPES.values() else torch.float32
-        other = {True: set[str](), False: set[str]()}
-        said: dict[str, bool] = {}  # experts have what the first of them has
-        for name, of_layer in by_layer(tensors).items():
-            is_coded = self.is_quantised(of_layer)
-            if is_embedding([name]) or not (is_coded or is_plain_matrix(of_layer)):
-                continue
-            alike = EXPERT.sub(".experts.0.", name)
-            if alike not in said:
-                said[alike] = not isinstance(self.of(alike), Dense)
-            if said[alike] != is_coded:
-                other[is_coded].add(name)
-        return replace(
-            self, scale_dtype=kept, dense=frozenset(other[False]), coded=frozenset(other[True])
-        )
+        is_coded = self._kinds(tensors)
+        both = {True: set[str](), False: set[str]()}
+        for name, kind in is_coded.items():
+            first = EXPERT.sub(FIRST_EXPERT, name)
+            if name == first or is_coded.get(first) != kind:
+                both[kind].add(name)
+        coded, dense = frozenset(both[True]), frozenset(both[False])
+        return replace(self, scale_dtype=kept, coded=coded, dense=dense)
+
+    def _kinds(self, tensors: Mapping[str, LazyTensor]) -> dict[str, bool]:
+        """The layers that have matrices, and whether those are codes."""
+        needed = {name: t for name, t in tensors.items() if not UNNEEDED.search(name)}
+        found = {
+            name: False
+            for name, tensor in needed.items()
+            if OF_ALL_EXPERTS.fullmatch(name) and is_of_numbers(tensor)
+        }
+        for name, of_layer in by_layer(needed).items():
+            if self.is_quantised(of_layer):
+                found[name] = True
+            elif is_of_numbers(of_layer.get("weight")) and not has_scales(of_layer):
+                found[name] = False
+        return found
 
     def as_a_cpu_multiplies(self: F) -> F:
         """The same, in the order of a CPU's kernels where there are some."""
@@ -108,7 +130,9 @@ class CheckpointFormats(ABC):
                 needed[name] = tensor
         for name, of_layer in by_layer(needed).items():
             if self.is_quantised(of_layer):
-                of_layer = dict(as_numbers(name, self.of(name), self.layer(name, of_layer)))
+                of_layer = dict(self.layer(name, of_layer))
+                if is_gate(name):
+                    of_layer = as_numbers(name, self.of(name), of_layer)
             yield from ((f"{name}.{end}" if name else end, t) for end, t in of_layer.items())
 
     def is_quantised(self, of_layer: Mapping[str, LazyTensor]) -> bool:
@@ -124,10 +148,13 @@ def by_layer(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, LazyTenso
     return layers
 
 
-def is_plain_matrix(of_layer: Mapping[str, LazyTensor]) -> bool:
-    weight = of_layer.get("weight")
-    has_scales = any("scale" in ending for ending in of_layer)
-    return weight is not None and len(weight.shape) == 2 and not has_scales
+def is_of_numbers(tensor: LazyTensor | None) -> bool:
+    """Of a matrix, or of one for each expert."""
+    return tensor is not None and len(tensor.shape) in (2, 3) and tensor.dtype in FLOATS
+
+
+def has_scales(of_layer: Mapping[str, LazyTensor]) -> bool:
+    return any("scale" in ending for ending in of_layer)
 
 
 def check_words(name: str, stored: LazyTensor) -> int:

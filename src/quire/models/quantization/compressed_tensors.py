@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from quire.checks import shown
@@ -70,32 +71,38 @@ class CompressedTensors(CheckpointFormats):
 
     def fitted_to(self, tensors: Mapping[str, LazyTensor]) -> CompressedTensors:
         """An index counts even where the config does not announce it by `actorder`."""
+        fitted = super().fitted_to(tensors)
         unannounced: set[MatrixFormat] = set()
         for name, tensor in tensors.items():
-            found = self.of(name.removesuffix(INDEX)) if name.endswith(INDEX) else None
+            found = fitted.of(name.removesuffix(INDEX)) if name.endswith(INDEX) else None
             if not isinstance(found, Grouped) or found.by_index or found in unannounced:
                 continue
             if not is_in_order(tensor, found.group):
                 unannounced.add(found)
         groups = (
-            indexed(group) if self._with_scales(group.format) in unannounced else group
+            indexed(group) if fitted._with_scales(group.format) in unannounced else group
             for group in self.groups
         )
-        return replace(super().fitted_to(tensors), groups=tuple(groups))
+        return replace(fitted, groups=tuple(groups))
 
     def format_of(self, *names: str) -> MatrixFormat:
         """By name before pattern before class, and by the first in the alphabet of those that
         match, as the library that writes them does; what no group names is dense."""
         full = spellings(names)
-        targets = [(target, group) for group in self.groups for target in group.targets]
-        targets.sort(key=lambda each: (is_pattern(each[0]), each[0]))
-        for target, group in targets:
-            if target != LINEAR and any(matches(target, name) for name in full):
+        for target, group in self._by_target:
+            if any(matches(target, name) for name in full):
                 return self._with_scales(group.format)
         for group in self.groups:
             if LINEAR in group.targets and not is_embedding(names):
                 return self._with_scales(group.format)
         return Dense()
+
+    @cached_property
+    def _by_target(self) -> list[tuple[str, TargetedFormat]]:
+        """Names before patterns."""
+        pairs = [(target, group) for group in self.groups for target in group.targets]
+        named = [pair for pair in pairs if pair[0] != LINEAR]
+        return sorted(named, key=lambda pair: (is_pattern(pair[0]), pair[0]))
 
     def _with_scales(self, found: QuantizedFormat) -> QuantizedFormat:
         if isinstance(found, Grouped):
@@ -116,7 +123,7 @@ class CompressedTensors(CheckpointFormats):
         weight, scales = stored.pop(codes), stored.pop("weight_scale")
         zeros = stored.pop("weight_zero_point", None)
         index = stored.pop("weight_g_idx", None)
-        if not isinstance(stored_as, Grouped):
+        if not (isinstance(stored_as, Grouped) and stored_as.by_index):
             refuse_order(f"{name}.weight_g_idx", index, scales)
         if not (isinstance(stored_as, Grouped) and stored_as.has_zeros):
             refuse_zeros(f"{name}.weight_zero_point", zeros)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from quire.checks import shown
 from quire.errors import ModelError
-from quire.layers.formats import Dense, MatrixFormat
+from quire.layers.formats import MatrixFormat
 from quire.layers.quantized.grouped import Grouped
 from quire.models.checkpoints.json_fields import Raw, flag, text
 from quire.models.checkpoints.lazy_tensor import LazyTensor
@@ -42,8 +42,6 @@ class GptqFormats(CheckpointFormats):
     in_block: tuple[str, ...] | None = None  # the layers of a block that are quantised; None: all
 
     def format_of(self, *names: str) -> MatrixFormat:
-        if not self._is_quantised(names):
-            return Dense()
         return Grouped(
             bits=self.bits,
             group=self.group,
@@ -52,7 +50,9 @@ class GptqFormats(CheckpointFormats):
             scale_dtype=self.scale_dtype,
         )
 
-    def _is_quantised(self, names: Sequence[str]) -> bool:
+    def is_said_of(self, names: Sequence[str]) -> bool:
+        if not super().is_said_of(names):
+            return False
         if self.in_block is None or is_head(names):
             return True
         return any(f".{name}".endswith(f".{each}") for name in names for each in self.in_block)

@@ -19,7 +19,7 @@ from quire.layers.weights import Weight
 from quire.models.checkpoints.lazy_tensor import LazyTensor, Slices
 
 GATES = re.compile(r"\.(mlp|block_sparse_moe)\.(gate|router|shared_expert_gate)$")
-NOT_QUANTISED = ("bias", "e_score_correction_bias")
+OF_CODES = ("weight", "weight_scale", "weight_scale_over_all", "weight_zero", "g_idx")
 PIECE = 1 << 24  # numbers read at once
 CPU = torch.device("cpu")
 
@@ -63,11 +63,15 @@ class Dequantised:
         return matrix.dense()
 
 
+def is_gate(name: str) -> bool:
+    return GATES.search(name) is not None
+
+
 def as_numbers(
-    name: str, stored_as: MatrixFormat, tensors: Mapping[str, LazyTensor]
-) -> Mapping[str, LazyTensor]:
-    """The tensors of a layer; of one that has to be numbers, these."""
-    if not GATES.search(name) or not isinstance(stored_as, QuantizedFormat):
+    name: str, stored_as: MatrixFormat, tensors: dict[str, LazyTensor]
+) -> dict[str, LazyTensor]:
+    """The tensors of a quantised layer, with numbers in place of codes and what belongs to them."""
+    if not isinstance(stored_as, QuantizedFormat):
         return tensors
-    numbers: dict[str, LazyTensor] = {"weight": Dequantised(name, stored_as, tensors)}
-    return numbers | {end: tensors[end] for end in tensors if end in NOT_QUANTISED}
+    rest = {end: tensor for end, tensor in tensors.items() if end not in OF_CODES}
+    return {"weight": Dequantised(name, stored_as, tensors), **rest}

@@ -64,7 +64,7 @@ async def server_info(state: State, caller: Caller) -> dict[str, Any]:
         "vocab_size": limits.vocab_size,
         "scheduling_policy": limits.policy,
         "tool_format": answers.calls.name,
-        "has_reasoning": answers.has_thoughts,
+        "has_reasoning": answers.has_thoughts and not answers.merges,
         "reasoning_tags": [thoughts.open, thoughts.close] if thoughts is not None else None,
     }
 

@@ -17,8 +17,8 @@ from quire.kernels.numba.code.gguf.tile import multiply_tile
 from quire.kernels.numba.code.gguf.unpacked import (
     FETCHING,
     UNPACKED_FLOATS,
+    bytes_of_share,
     multiply_unpacked,
-    share_of_fetched,
     unpack,
 )
 from quire.kernels.numba.code.memory import claim, count_of, floats_on_stack, helper, shift
@@ -61,6 +61,8 @@ def multiply(arguments):
 @helper
 def _chunk_size(a):
     """How many tokens are multiplied with all weights before the next: whole tiles."""
+    if not UNPACKS:  # without, fewer have not been measured
+        return int64(MOST_TOKENS)
     fit = SECOND_CACHE // (a.size // STEP * TOKEN_BYTES)
     return min(max(fit, FETCHING * TILE), MOST_TOKENS) // TILE * TILE
 
@@ -103,11 +105,12 @@ def _multiply_tiles(a, group, is_last, token, end, tiles, products):
         unpack(a.kind, weights, apart, first, last, unpacked)
         count = (last - first) * block_steps
         next_weights = shift(weights, last * block_bytes)
-        share = share_of_fetched(a.kind, count) if tiles >= FETCHING else 0
+        own_bytes = bytes_of_share(a.kind, count) if tiles >= FETCHING else 0
         for tile in range(tiles):
             record = (token + tile * TILE) * steps + first * block_steps * TILE
             x, out = shift(a.tiles, record * TOKEN_BYTES), shift(sums, tile * of_tile)
-            fetched, is_all = shift(next_weights, tile % FETCHING * share), share == 0 and tile == 0
+            fetched = shift(next_weights, tile % FETCHING * own_bytes)
+            is_all = own_bytes == 0 and tile == 0
             multiply_unpacked(a.kind, unpacked, x, count, fetched, is_all, out)
             if is_last and last == a.blocks:
                 place = shift(products, tile * of_tile)

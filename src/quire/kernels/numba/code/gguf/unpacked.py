@@ -70,8 +70,8 @@ def multiply_unpacked(typing_context, kind, unpacked, x, steps, next_weights, is
 
 
 @intrinsic
-def share_of_fetched(typing_context, kind, steps):
-    """How many bytes a tile of some fetches beside so many steps."""
+def bytes_of_share(typing_context, kind, steps):
+    """How much each of `FETCHING` tiles fetches beside so many steps."""
     _, share = lines_of_step(FORMATS[kind.name])
 
     def generate(context, builder, signature, arguments):
