@@ -15,14 +15,6 @@ from quire.kernels.numba.float_product import FEW, FloatProduct, can_interleave
 from quire.layers.router import RoutingRule, Scores
 
 
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def gated(both: Tensor) -> Tensor:
     gate, up = both.chunk(2, dim=-1)
     return F.silu(gate) * up

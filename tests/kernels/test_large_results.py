@@ -17,14 +17,6 @@ SIZE, ROWS, TOKENS = 256, 1024, 300
 PIECE = 60  # tokens, whose results are small
 
 
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def product_of(kind: str) -> Product | FloatProduct:
     torch.manual_seed(0)
     if kind == "float32":
