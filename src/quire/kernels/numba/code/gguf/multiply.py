@@ -32,8 +32,10 @@ from quire.kernels.numba.code.simd import (
 )
 from quire.kernels.numba.sizes import LANES, STEP, TILE, TOKEN_BYTES
 
-MOST_TOKENS = 256  # of a chunk, whose activations stay in the second cache
-SECOND_CACHE = 640 << 10  # bytes of it
+MOST_TOKENS = 256  # of a chunk
+# Bytes of its activations, which stay in the second cache: what other threads have made of them
+# comes from memory again where it does not. With 640 KiB two threads were a tenth slower.
+SECOND_CACHE = 160 << 10
 PIECE = 8  # steps of a tile that a thread claims: a few microseconds
 PRODUCTS = 2 * TILE * LANES  # of a tile with sixteen rows, and with sixteen more
 PRODUCTS_OF_CHUNK = PRODUCTS * MOST_TOKENS // TILE
