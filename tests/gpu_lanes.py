@@ -50,6 +50,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 super().schedule()
             super().schedule()
 
+        def _reschedule(self, node: Any) -> None:
+            """A process that has not said yet which tests it found gets its work when it does:
+            xdist would note some for it, fail to send them, and pass over that error."""
+            if node in self.registered_collections:
+                super()._reschedule(node)
+
         def _split_scope(self, nodeid: str) -> str:
             return self._parts[nodeid]
 
