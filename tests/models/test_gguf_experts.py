@@ -13,15 +13,25 @@ import torch
 from families import GGUF_CASES
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
+from gguf_codes import random_codes
 from gguf_models import model_parts, tiny_model, write
 
+from quire import LLM, SamplingParams
 from quire.errors import ModelError
-from quire.layers.experts import Experts
+from quire.kernels.four_bits import FourBitExperts
+from quire.layers.experts import Experts, split
+from quire.layers.matrix import DenseMatrix
 from quire.layers.quantized.gguf import GGUFMatrix
+from quire.layers.quantized.gguf_experts import Q4GGUFMatrix
+from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf import GGUFSource
 from quire.models.source import build_model
 
 Tensors = Iterator[tuple[str, Any, Type]]
+
+
+def experts_of(model: CausalLM) -> list[Experts]:
+    return [module for module in model.modules() if isinstance(module, Experts)]
 
 
 @pytest.mark.parametrize("type_", [Type.BF16, Type.Q8_0])
@@ -50,9 +60,96 @@ def test_experts_apart(tmp_path: Path, type_: Type) -> None:
     together, each = (model.state_dict() for model in built)
     assert together.keys() == each.keys()
     assert all(torch.equal(tensor, each[name]) for name, tensor in together.items())
-    experts = [module for module in built[1].modules() if isinstance(module, Experts)]
+    experts = experts_of(built[1])
     assert len(experts) == 2
     assert isinstance(experts[0].down, GGUFMatrix) == (type_ == Type.Q8_0)
+
+
+@pytest.mark.parametrize("down", [Type.Q4_0, Type.Q8_0])
+def test_four_bits_stay_so_on_a_gpu(
+    tmp_path: Path, down: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all experts of a layer have them: a product of numbers goes with another of numbers."""
+    monkeypatch.setattr(Experts, "lay_out", lambda experts: None)  # in a CPU's order, here
+    path = write_experts(tmp_path, Type.Q4_0, down)
+    kept, inflated = (
+        build_model(
+            GGUFSource(path, keeps, on_gpu=True), torch.float16, torch.device("cpu"), progress=False
+        )
+        for keeps in (True, False)
+    )
+    pairs = zip(experts_of(kept), experts_of(inflated), strict=True)
+    for ours, wanted in pairs:
+        for matrix, numbers in ((ours.gate_up, wanted.gate_up), (ours.down, wanted.down)):
+            assert isinstance(numbers, DenseMatrix)
+            if down == Type.Q8_0:
+                assert isinstance(matrix, DenseMatrix)
+                continue
+            assert isinstance(matrix, Q4GGUFMatrix)
+            assert torch.equal(matrix.dense().half(), numbers.weight)
+            matrix.lay_in_quarters(split(matrix, ours.count))
+            assert isinstance(matrix.as_experts(ours.count), FourBitExperts)
+            assert torch.equal(matrix.dense().half(), numbers.weight)
+
+
+@pytest.mark.gpu
+def test_an_engine_on_a_gpu_has_four_bits(tmp_path: Path) -> None:
+    path = write_experts(tmp_path, Type.Q4_0, Type.Q4_0)
+    prompt = [(7 * i * i + 3 * i) % 101 for i in range(40)]
+    params = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=0, ignore_eos=True)
+    found = []
+    for dtype in ("auto", "bfloat16"):
+        with LLM(str(path), device="cuda", num_blocks=16, use_tqdm=False, dtype=dtype) as llm:
+            for experts in experts_of(llm.engine.runner.model):
+                assert (experts.mlps.gate_up.packed is not None) == (dtype == "auto")
+            (output,) = llm.generate([prompt], params)
+        entries = zip(output.prompt_logprobs[1:], prompt[1:], strict=True)
+        found.append(torch.tensor([entry[token].logprob for entry, token in entries]))
+    assert (found[0] - found[1]).abs().max() < 0.1 * found[1].std()
+
+
+@pytest.mark.parametrize("type_", [Type.Q4_0, Type.MXFP4])
+def test_scales_for_a_gpu_that_are_no_numbers(tmp_path: Path, type_: Type) -> None:
+    def no_number(name: str, codes: Any) -> None:
+        if name == "blk.1.ffn_up_exps.weight":
+            codes[2, 3, : 2 if type_ == Type.Q4_0 else 1] = 0xFF
+
+    path = write_experts(tmp_path, type_, type_, no_number)
+    source = GGUFSource(path, True, on_gpu=True)
+    with pytest.raises(ModelError, match=r"layers\.1\.\S+experts\.2\.\S+ has scales that are no"):
+        build_model(source, torch.float16, torch.device("cpu"), progress=False)
+
+
+def write_experts(
+    folder: Path, gate_up: Type, down: Type, change: Callable[[str, Any], None] | None = None
+) -> Path:
+    """A mixture whose experts' matrices are of these types; `change` gets the codes of each."""
+    _, family, extra = GGUF_CASES["mixtral"]
+    model = tiny_model(family, {**extra, "hidden_size": 64, "intermediate_size": 96})
+    parts = model_parts(model, "llama", experts=Type.F32)
+
+    def of_types(writer: gguf.GGUFWriter) -> None:
+        add = writer.add_tensor
+
+        def add_of_type(name: str, tensor: Any, raw_dtype: Type | None = None) -> None:
+            if "_exps." in name:
+                raw_dtype = down if "_down_" in name else gate_up
+                tensor = stored(raw_dtype, tensor)
+                if change is not None:
+                    change(name, tensor)
+            add(name, tensor, raw_dtype=raw_dtype)
+
+        writer.add_tensor = add_of_type
+        parts(writer)
+
+    return write(folder / "experts.gguf", of_types)
+
+
+def stored(type_: Type, numbers: Any) -> Any:
+    if type_ != Type.MXFP4:
+        return quantize(numbers, type_)
+    count, rows, columns = numbers.shape
+    return random_codes(type_, count * rows, columns).reshape(count, rows, -1)
 
 
 def one_more(name: str, tensor: Any) -> Tensors:

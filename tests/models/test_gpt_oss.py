@@ -18,7 +18,8 @@ from torch import Tensor
 from quire import LLM, SamplingParams
 from quire.errors import ModelError
 from quire.kernels.backend import backend_for
-from quire.layers.experts import Experts
+from quire.kernels.four_bits import FourBitExperts
+from quire.layers.experts import Experts, split
 from quire.layers.matrix import DenseMatrix
 from quire.layers.quantized.fp4 import Mxfp4Matrix
 from quire.layers.quantized.gguf import GGUFMatrix
@@ -123,6 +124,45 @@ def test_a_gguf_file(oracle: Oracle, keeps_types: bool, tmp_path: Path) -> None:
         torch.testing.assert_close(found, oracle.logits[:PROMPT], atol=5e-3, rtol=0)
     else:
         oracle.check(found, 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_gguf_file_has_a_checkpoints_matrices_for_a_gpu(
+    oracle: Oracle, ranks: int, tmp_path: Path
+) -> None:
+    """Which grouped products multiply; here they are dequantised."""
+    files = GGUFSource(write_gguf(oracle, tmp_path / "x.gguf"), True, on_gpu=True)
+    for rank in range(ranks):
+        tp = TensorParallel(rank, ranks, expert_parallel=True)
+        built = [
+            build_model(source, torch.float32, CPU, False, tp)
+            for source in (files, open_model(str(oracle.folder)))
+        ]
+        for ours, right in zip(*map(experts_of, built), strict=True):
+            for matrix, wanted in ((ours.gate_up, right.gate_up), (ours.down, right.down)):
+                assert isinstance(matrix, Mxfp4Matrix)
+                assert torch.equal(matrix.dense(), wanted.dense())
+                assert room_needed(matrix, torch.float32) == room_needed(wanted, torch.float32)
+                for part in split(matrix, len(ours.mine)):
+                    assert isinstance(part, Mxfp4Matrix)
+                matrix.lay_in_quarters(split(matrix, len(ours.mine)))
+                assert isinstance(matrix.as_experts(len(ours.mine)), FourBitExperts)
+                assert torch.equal(matrix.dense(), wanted.dense())
+
+
+@pytest.mark.gpu
+def test_a_gguf_file_on_a_gpu(oracle: Oracle, tmp_path: Path) -> None:
+    """Answers as the checkpoint does, by the same kernels."""
+    path, prompt = write_gguf(oracle, tmp_path / "x.gguf"), oracle.ids[:PROMPT]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+    found = []
+    for name in (str(path), str(oracle.folder)):
+        with LLM(name, device="cuda", num_blocks=64, use_tqdm=False) as llm:
+            for experts in experts_of(llm.engine.runner.model):
+                assert experts.mlps.gate_up.packed is not None, "no grouped product"
+            [output] = llm.generate([prompt], params, use_tqdm=False)
+            found.append(output.outputs[0].token_ids)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("keeps_types", [False, True])

@@ -27,8 +27,11 @@ from quire.kernels.gguf_product import Product, dequantised, kernels, product_wi
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import stored_columns
+from quire.layers.quantized.gguf_experts import GGUFExpertsFormat
 from quire.layers.quantized.gguf_tiles import GGUFTilesFormat
 from quire.layers.weights import Weight, parameter
+
+EXPERTS = ".experts."  # in the names of their layers
 
 
 @dataclass(frozen=True)
@@ -69,15 +72,19 @@ class GGUFFormats:
     def of(self, *names: str) -> MatrixFormat:
         for name in names:
             if name in self._by_name:
-                type_ = self._by_name[name]
-                return GGUFTilesFormat(type_) if self.on_gpu else GGUFFormat(type_)
+                return self._format(name, self._by_name[name])
         return Dense()
+
+    def _format(self, name: str, type_: str) -> MatrixFormat:
+        if not self.on_gpu:
+            return GGUFFormat(type_)
+        return GGUFExpertsFormat(type_) if EXPERTS in name else GGUFTilesFormat(type_)
 
 
 def keeps_codes_on_gpu(name: str, shape: Sequence[int]) -> bool:
-    """Whether a GPU multiplies a matrix of codes as it is: not experts, which have no kernel for
-    these types, nor latents, which are laid out anew."""
-    return len(shape) == 2 and ".experts." not in name and not name.endswith(".kv_b_proj")
+    """Whether a GPU multiplies a matrix of codes as it is: not latents, which are laid out anew;
+    and of experts `keeps_experts_on_gpu` says it."""
+    return len(shape) == 2 and EXPERTS not in name and not name.endswith(".kv_b_proj")
 
 
 def keeps_halves(name: str, shape: Sequence[int], beside_codes: bool = False) -> bool:
@@ -88,7 +95,7 @@ def keeps_halves(name: str, shape: Sequence[int], beside_codes: bool = False) ->
         (beside_codes or not is_made_for_bfloat16())
         and len(shape) == 2
         and shape[-1] % TYPES["F16"].values == 0
-        and ".experts." not in name
+        and EXPERTS not in name
         and not name.endswith(".kv_b_proj")
     )
 

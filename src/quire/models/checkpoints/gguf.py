@@ -10,7 +10,8 @@ halves of a rotated pair side by side; here they get back the order that Hugging
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from quire.checks import shorten
 from quire.errors import ModelError
 from quire.kernels.gguf_blocks import TYPES
 from quire.layers.quantized.gguf import GGUFFormats, keeps_codes_on_gpu, keeps_halves
+from quire.layers.quantized.gguf_experts import MATRICES, keeps_experts_on_gpu
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
@@ -29,6 +31,7 @@ ENDING = ".weight"
 SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 # Matrices of layers that take no format: numbers, whatever type the file has them in.
 GATES = (".ffn_gate_inp.weight", SHARED_GATE)
+OF_EXPERTS = re.compile(rf".*\.ffn_({'|'.join(MATRICES)})_exps\{ENDING}")
 LATENT_K, LATENT_V = ".attn_k_b.weight", ".attn_v_b.weight"
 
 
@@ -95,16 +98,18 @@ class GGUFSource:
         }
         codes = {name for name, info in matrices.items() if TYPES[info.type.name].has_codes}
         if on_gpu:
-            return {
-                name: info.type.name
-                for name, info in matrices.items()
-                if name in codes and keeps_codes_on_gpu(self._layer(name), info.shape)
-            }
+            types = {name: matrices[name].type.name for name in codes}
+            return {name: type_ for name, type_ in types.items() if self._is_for_gpu(name, types)}
         return {
             name: info.type.name
             for name, info in matrices.items()
             if name in codes or keeps_halves(self._layer(name), info.shape, bool(codes))
         }
+
+    def _is_for_gpu(self, name: str, types: Mapping[str, str]) -> bool:
+        if OF_EXPERTS.fullmatch(name):
+            return keeps_experts_on_gpu(_types_of_experts(name, types))
+        return keeps_codes_on_gpu(self._layer(name), self._file.tensors[name].shape)
 
     def _layer(self, name: str) -> str:
         return self._names.hugging_face_name(name).removesuffix(ENDING)
@@ -123,6 +128,13 @@ class GGUFSource:
             if ".attn_k." in name:
                 return paired_rows(tensor, self.config.num_kv_heads)
         return tensor
+
+
+def _types_of_experts(name: str, types: Mapping[str, str]) -> dict[str, str]:
+    """Those of all matrices of a layer's experts, of which `name` is one."""
+    layer = name.partition(".ffn_")[0]
+    names = {matrix: f"{layer}.ffn_{matrix}_exps{ENDING}" for matrix in MATRICES}
+    return {matrix: types[each] for matrix, each in names.items() if each in types}
 
 
 def paired_rows(stored: LazyTensor, heads: int) -> LazyTensor:
