@@ -23,7 +23,7 @@ from quire.errors import ModelError
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.weights import FLOATS
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.quantization.names import is_embedding, is_head, is_named, spellings
+from quire.models.quantization.names import is_embedding, is_named, spellings, stays_dense
 from quire.models.quantization.numbers import as_numbers, is_gate
 from quire.models.quantization.views import check_unneeded
 
@@ -74,7 +74,7 @@ class CheckpointFormats(ABC):
 
     def is_said_of(self, names: Sequence[str]) -> bool:
         """Whether the config says that a layer is quantised."""
-        is_dense = is_embedding(names) or (is_head(names) and not self.head)
+        is_dense = is_embedding(names) or (stays_dense(names) and not self.head)
         return not is_dense and not is_named(names, self.ignored)
 
     @abstractmethod
