@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from quire.checks import shorten
 from quire.errors import ModelError
 from quire.layers.weights import FLOATS
 from quire.models.checkpoints.json_fields import MOST_EXPERTS
@@ -60,7 +61,7 @@ def _of_stacked(tensors: Tensors, name: str, block_rows: int | None) -> Tensors:
     if codes.dtype != torch.float8_e4m3fn:
         return {together: codes}
     if len(codes.shape) != 3 or codes.shape[0] != scales.shape[0]:
-        _refuse_shape(name, scales, f"those of {together}, which is {list(codes.shape[:4])}")
+        _refuse_shape(name, scales, f"those of {shorten(together)}, {list(codes.shape[:4])}")
     parts = len(PARTS[matrix])
     _check_blocks(name, scales, [codes.shape[1] // parts] * parts, block_rows)
     found: dict[str, LazyTensor] = {}
@@ -73,28 +74,27 @@ def _of_stacked(tensors: Tensors, name: str, block_rows: int | None) -> Tensors:
 def _of_single(
     tensors: Tensors, experts: str, matrix: str, block_rows: int | None
 ) -> Tensors | None:
-    """Of each expert, where each has codes of its own; None: the first has none."""
+    """Of each expert, where each has codes of its own; None: none has."""
     name = f"{experts}.{matrix}{ENDING}"
     scales = tensors[name]
-    if not _matrices(tensors, f"{experts}.0", matrix):
+    count = scales.shape[0]
+    by_expert = [_matrices(tensors, f"{experts}.{i}", matrix) for i in range(count + 1)]
+    if not any(by_expert):
         return None
+    if not by_expert[count - 1] or by_expert[count]:
+        _refuse_shape(name, scales, "those of as many experts as there are")
     found: dict[str, LazyTensor] = {}
-    for i in range(scales.shape[0]):
-        layers = _matrices(tensors, f"{experts}.{i}", matrix)
-        if not layers:
-            _refuse_shape(name, scales, f"those of {i:,} experts, which there are")
+    for i, layers in enumerate(by_expert):
         codes = {f"{layer}.weight": tensors[f"{layer}.weight"] for layer in layers}
-        if any(each.dtype in FLOATS for each in codes.values()):
+        if not codes or any(each.dtype in FLOATS for each in codes.values()):
             continue
         heights = [matrix_rows(called, each) for called, each in codes.items()]
         _check_blocks(name, scales, heights, block_rows)
         above = 0
         for layer, height in zip(layers, heights, strict=True):
-            count = scales.shape[1] if block_rows is None else -(-height // block_rows)
-            found[f"{layer}.weight{ENDING}"] = RowSlice(Inner(scales, i), above, count)
-            above += 0 if block_rows is None else count
-    if _matrices(tensors, f"{experts}.{scales.shape[0]}", matrix):
-        _refuse_shape(name, scales, "those of all experts")
+            blocks = scales.shape[1] if block_rows is None else -(-height // block_rows)
+            found[f"{layer}.weight{ENDING}"] = RowSlice(Inner(scales, i), above, blocks)
+            above += 0 if block_rows is None else blocks
     return found
 
 
@@ -117,7 +117,7 @@ def _check_blocks(
         return
     if len(heights) > 1 and heights[0] % block_rows:
         raise ModelError(
-            f"{name} has scales of blocks of {block_rows:,} rows, and gate and up, which have "
+            f"{shorten(name)} has scales of blocks of {block_rows:,} rows, and gate and up, of "
             f"{heights[0]:,} each, meet within one: quantise the model in smaller blocks, or use "
             f"its original weights."
         )
@@ -127,7 +127,9 @@ def _check_blocks(
 
 
 def _refuse_shape(name: str, scales: LazyTensor, wanted: str) -> None:
-    raise ModelError(f"{name} is {list(scales.shape)}, not {wanted}: download the model again.")
+    raise ModelError(
+        f"{shorten(name)} is {list(scales.shape)}, not {wanted}: download the model again."
+    )
 
 
 def _is_beside_numbers(name: str, tensors: Tensors) -> bool:
