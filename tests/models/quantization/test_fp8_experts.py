@@ -17,6 +17,7 @@ from quire.errors import ModelError
 from quire.kernels.backend import backend_for
 from quire.layers.experts import Experts
 from quire.layers.quantized.matrix import QuantizedMatrix
+from quire.layers.tp import TensorParallel
 from quire.models.source import build_model, open_model
 
 IDS = [5, 17, 99, 3, 42, 130, 0, 77, 8, 21]
@@ -122,6 +123,29 @@ def test_other_scales(
     settings = SETTINGS[name]
     oracle = write(monkeypatch, tmp_path, original_format=original_format, **settings)
     check_logits(tmp_path / "fp8", oracle)
+
+
+@pytest.mark.parametrize("expert_parallel", [True, False])
+@pytest.mark.parametrize("original_format", [True, False])
+def test_two_ranks_hold_the_whole(
+    original_format: bool,
+    expert_parallel: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes = {"moe_intermediate_size": 256}
+    write(monkeypatch, tmp_path, "Qwen3Moe", original_format, changes)
+    ranks = [TensorParallel(rank, 2, expert_parallel=expert_parallel) for rank in range(2)]
+    whole, *halves = (down_of(tmp_path / "fp8", tp) for tp in (TensorParallel(), *ranks))
+    assert torch.equal(torch.cat(halves, 0 if expert_parallel else 1), whole)
+
+
+def down_of(folder: Path, tp: TensorParallel) -> Tensor:
+    """The numbers of a layer's experts."""
+    model = build_model(open_model(str(folder)), torch.float32, CPU, False, tp)
+    experts = next(module for module in model.modules() if isinstance(module, Experts))
+    assert isinstance(experts.down, QuantizedMatrix)
+    return experts.down.dense()
 
 
 @pytest.mark.parametrize("original_format", [True, False])

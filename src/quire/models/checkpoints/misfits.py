@@ -68,10 +68,16 @@ class Misfits:
     def _experts(self, name: str) -> int:
         """How many there are in the layer that a tensor is of; 0: it is of none."""
         found = EXPERT.fullmatch(name)
-        if found is None:
-            return 0
-        matches = (EXPERT.fullmatch(each) for each in self.wanted)
-        return len({match[2] for match in matches if match is not None and match[1] == found[1]})
+        return len(self._experts_wanted.get(found[1], ())) if found is not None else 0
+
+    @cached_property
+    def _experts_wanted(self) -> dict[str, set[str]]:
+        """The numbers of the experts of each layer."""
+        layers: dict[str, set[str]] = {}
+        for name in self.wanted:
+            if (found := EXPERT.fullmatch(name)) is not None:
+                layers.setdefault(found[1], set()).add(found[2])
+        return layers
 
     def _stack_without(self, names: Iterable[str]) -> Inner | None:
         """The tensor of all experts of a layer that lacks this one."""
