@@ -28,6 +28,7 @@ class MTPOracle(Oracle):
         self.decoder = theirs.DeepseekV3DecoderLayer(config, LAYER).eval()
         self.enorm, self.hnorm, self.norm = norm(size), norm(size), norm(size)
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        self.head = self.model.lm_head  # of which checkpoints have a copy
         self.modules = {
             "": self.decoder,
             "enorm.": self.enorm,
@@ -68,7 +69,7 @@ class MTPOracle(Oracle):
         found: list[int] = []
         for _ in range(count):
             state = self._run(inputs)[-1:]
-            found.append(int(self.model.lm_head(state).argmax()))
+            found.append(int(self.head(state).argmax()))
             inputs = torch.cat((inputs, self._join(torch.tensor(found[-1:]), state)))
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,8 +13,11 @@ import pytest
 from continued import GREEDY, NEW_TOKENS, Continued
 from disturbed import before_each_step, poison_free_blocks, preempt
 from drafts import always_draft
-from mtp_layer import MTPOracle, make_bigrams
+from mtp_layer import LAYER, MTPOracle, make_bigrams
+from quantized_models import METHODS
+from safetensors.torch import load_file, save_file
 from tiny_ranks import ranks_in_threads
+from torch import Tensor, nn
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
@@ -137,6 +141,53 @@ def test_a_layer_that_copies_the_model_is_always_right(temperature: float, tmp_p
         stats = llm.stats()["speculation"]
         check(oracle, proposed, least=30)
     assert stats["drafted"] == stats["accepted"] > 30
+
+
+def rewrite(folder: Path, tensors: dict[str, Tensor]) -> None:
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), **tensors}, file, {"format": "pt"})
+
+
+def test_a_head_of_its_own_guesses(tmp_path: Path) -> None:
+    """Published checkpoints have a copy of the model's; a layer trained on may have another."""
+    oracle = MTPOracle(tmp_path, tie_word_embeddings=False)
+    oracle.save()
+    oracle.head = nn.Linear(*reversed(oracle.model.lm_head.weight.shape), bias=False)
+    rewrite(tmp_path, {f"model.layers.{LAYER}.shared_head.head.weight": oracle.head.weight.data})
+    with open_llm(tmp_path) as (llm, proposed):
+        Continued(oracle).check(llm, APART)
+        check(oracle, proposed, least=NEW_TOKENS)
+
+
+QUANTISED = {
+    "fp8-blocks": ("fp8-blocks", "eh_proj", "shared_head.head"),
+    "awq": ("awq", "eh_proj"),
+    "pack-quantized": ("pack-quantized", "eh_proj", "shared_head.head"),
+}
+
+
+@pytest.mark.parametrize("case", QUANTISED)
+def test_a_quantised_layer_guesses_by_what_its_codes_stand_for(case: str, tmp_path: Path) -> None:
+    """DeepSeek leaves these two in 16 bits, and who quantises its models may not."""
+    method, *layers = QUANTISED[case]
+    oracle = MTPOracle(tmp_path, tie_word_embeddings=False, hidden_size=64, vocab_size=136)
+    oracle.save()
+    oracle.head = nn.Linear(*reversed(oracle.model.lm_head.weight.shape), bias=False)
+    own = {"eh_proj": oracle.eh_proj, "shared_head.head": oracle.head}
+    rewrite(tmp_path, {f"model.layers.{LAYER}.shared_head.head.weight": oracle.head.weight.data})
+    found = load_file(tmp_path / "model.safetensors")
+    for layer in layers:
+        name, weight = f"model.layers.{LAYER}.{layer}", own[layer].weight
+        codes, weight.data = METHODS[method].encode(name, weight.data)
+        del found[f"{name}.weight"]
+        found |= {f"{name}.{end}": tensor.contiguous() for end, tensor in codes.items()}
+    save_file(found, tmp_path / "model.safetensors", {"format": "pt"})
+    config = tmp_path / "config.json"
+    raw = json.loads(config.read_text()) | {"quantization_config": METHODS[method].config}
+    config.write_text(json.dumps(raw))
+    with open_llm(tmp_path) as (llm, proposed):
+        Continued(oracle).check(llm, APART)
+        check(oracle, proposed, least=NEW_TOKENS)
 
 
 def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:

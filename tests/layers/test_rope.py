@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from transformers import LlamaConfig, Phi3Config
@@ -13,7 +15,7 @@ from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as phi3_
 from quire.kernels.plain import rotate
 from quire.layers import rope
 from quire.layers.rope import RopeConfig, RotaryEmbedding
-from quire.models.rope import read_partial_rope, read_rope
+from quire.models.rope import read_partial_rope, read_rope, softmax_magnitude
 
 HEAD_DIM = 64
 SCALED = {"original_max_position_embeddings": 64, "factor": 4.0}
@@ -30,6 +32,15 @@ PARAMETERS = [
     },
     {"rope_type": "yarn", "rope_theta": 1e4, **SCALED},
     {"rope_type": "yarn", "rope_theta": 1e4, "attention_factor": 0.7, "beta_fast": 16, **SCALED},
+    {"rope_type": "yarn", "rope_theta": 1e4, **SCALED, "factor": None},
+    {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "mscale": 0.8,
+        "mscale_all_dim": 1.1,
+        **SCALED,
+        "factor": None,
+    },
 ]
 
 
@@ -46,6 +57,14 @@ def test_rotation_equals_transformers(parameters: dict[str, object], dtype: torc
     got = rotate(torch.cat((q, k), dim=1), rotation)
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize("factor", [None, 16.0])
+def test_a_factor_that_is_null_is_what_texts_are_longer_by(factor: float | None) -> None:
+    yarn = {"rope_type": "yarn", "mscale_all_dim": 0.7, **SCALED, "factor": factor}
+    raw = {"max_position_embeddings": 1024, "rope_parameters": yarn}
+    assert read_rope(raw, HEAD_DIM).factor == 16
+    assert softmax_magnitude(raw) == (0.07 * math.log(16) + 1) ** 2
 
 
 def test_input_may_be_a_part_of_something_wider_and_is_left_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from quire.errors import ModelError
 from quire.layers.rope import inverse_frequencies
 from quire.models.checkpoints.gguf import GGUFSource
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
+from quire.models.checkpoints.gguf_config import ROPE_TENSORS
 from quire.models.checkpoints.gguf_file import SUPPORTED_TYPES, GGUFFile
 from quire.models.gemma3 import Gemma3Config
 from quire.models.hf_config import read_hf_config
-from quire.models.source import read_whole
+from quire.models.source import build_model, read_whole
 
 NOT_MADE = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 
@@ -110,6 +112,8 @@ def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     if not model.config.tie_word_embeddings:
         expected["lm_head.weight"] = model.lm_head.weight
     found = read_whole(source)
+    stored = GGUFFile(tmp_path / "x.gguf").tensors.keys() - {*ROPE_TENSORS}
+    assert {source.stored_name(n) for n in found} == stored
     assert found.keys() == expected.keys()
     for tensor_name, tensor in expected.items():
         if architecture.startswith("gemma") and tensor_name.endswith("norm.weight"):
@@ -194,6 +198,22 @@ def test_names() -> None:
     assert named("blk.2.ffn_up.weight") == "model.layers.2.mlp.gate_up_proj.weight"
     assert named("blk.1.strange.weight") == "blk.1.strange.weight"
     assert named("blk.1.ffn_up.0.weight") == "blk.1.ffn_up.0.weight"  # there are no experts
+
+
+@pytest.mark.parametrize("name", ["output_norm.weight", "blk.1.attn_k.weight", "token_embd.weight"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_what_a_file_lacks_is_named_as_it_would_be(
+    tmp_path: Path, name: str, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = name.replace("1", str(layers - 1))
+    parts = model_parts(tiny_model("Llama", {"num_hidden_layers": layers}), "llama")
+    source = GGUFSource(write(tmp_path / "x.gguf", parts))
+    all_tensors = list(source.tensors())
+    kept = [pair for pair in all_tensors if source.stored_name(pair[0]) != name]
+    assert len(kept) == len(all_tensors) - 1
+    monkeypatch.setattr(source, "tensors", lambda: iter(kept))
+    with pytest.raises(ModelError, match=rf"\(missing: {re.escape(name)}\)"):
+        build_model(source, torch.float32, torch.device("cpu"), progress=False)
 
 
 # --- broken files -------------------------------------------------------------------------------

@@ -173,9 +173,9 @@ def of_another_type(name: str, tensor: Any) -> Tensors:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (one_more, "unexpected: model.layers.0.block_sparse_moe.experts.99.w3.weight"),
-        (left_out, "missing: model.layers.0.block_sparse_moe.experts.1.w3.weight"),
-        (together_too, "model.layers.0.block_sparse_moe.experts.0.w3.weight differs"),
+        (one_more, "unexpected: blk.0.ffn_up.99.weight"),
+        (left_out, "missing: blk.0.ffn_up.1.weight"),
+        (together_too, "blk.0.ffn_up_exps.weight differs"),
         (of_another_type, "model.layers.0.block_sparse_moe.experts.1 is quantised in another way"),
     ],
 )

@@ -20,7 +20,7 @@ from tiny_gguf import write_at_random as write
 
 from quire import LLM, SamplingParams
 from quire.engine.build_store import block_namespace
-from quire.errors import ModelError
+from quire.errors import ConfigError, ModelError
 from quire.kv.layout import KVLayout
 from quire.layers.embedding import Vocabulary
 from quire.layers.formats import AllDense, StackedMatrix
@@ -104,7 +104,7 @@ def test_scales_that_are_not_numbers_are_refused_by_name(
     with path.open("r+b") as file:
         file.seek(info.start + info.num_bytes // 2)  # the rows are even: a block begins there
         file.write(struct.pack("<e", scale))
-    with pytest.raises(ModelError, match=r"\.1\.mlp\.down_proj has scales that are no") as no:
+    with pytest.raises(ModelError, match=r"^blk\.1\.ffn_down\.weight has scales that are no") as no:
         build_model(GGUFSource(path, keeps_types=True), torch.float32, CPU, False)
     assert "\n" not in str(no.value)
 
@@ -113,7 +113,7 @@ def test_a_matrix_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, "Llama", Type.Q4_0)
     source = GGUFSource(path, keeps_types=True)
     source.config = replace(source.config, intermediate_size=96)
-    with pytest.raises(ModelError, match=r"unfit: .*mlp\.\w+_proj\.weight is") as no:
+    with pytest.raises(ModelError, match=r"unfit: blk\.\d\.ffn_\w+\.weight is") as no:
         build_model(source, torch.float32, CPU, False)
     assert "\n" not in str(no.value)
 
@@ -216,6 +216,23 @@ def test_none_is_for_numbers_alone(tmp_path: Path) -> None:
     assert held[1] > 3 * held[0]
     with LLM(str(path), quantization="none", device="cpu", num_blocks=8, use_tqdm=False) as llm:
         assert llm.config.quantization == "none"
+
+
+@pytest.mark.parametrize(("quantization", "is_kept"), [("auto", True), ("none", False)])
+def test_none_is_for_a_draft_model_too(tmp_path: Path, quantization: str, is_kept: bool) -> None:
+    path = str(write(tmp_path, "Llama", Type.Q4_0))
+    settings: dict[str, Any] = {"device": "cpu", "num_blocks": 8, "use_tqdm": False}
+    with LLM(path, quantization=quantization, speculative=path, **settings) as llm:
+        drafts = llm.engine.scheduler.speculation.drafter._runner.model
+        assert any(isinstance(module, GGUFMatrix) for module in drafts.modules()) == is_kept
+
+
+def test_a_quantised_draft_model_is_refused_by_none(tmp_path: Path) -> None:
+    shape = {"vocab_size": 131, "num_hidden_layers": 1}
+    path = str(write(tmp_path, "Llama", Type.Q4_0, **shape))
+    draft = str(QuantizedModel(METHODS["awq"], tmp_path / "awq", **shape).folder)
+    with pytest.raises(ConfigError, match="awq is quantised, so quantization=none cannot be"):
+        LLM(path, quantization="none", speculative=draft, device="cpu", use_tqdm=False)
 
 
 @pytest.mark.parametrize("type_", [Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.IQ4_NL, Type.IQ4_XS])

@@ -13,7 +13,7 @@ from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.models.pool_groups import pool_groups
-from quire.models.source import ModelSource, build_model, open_model
+from quire.models.source import NUMBERS, ModelSource, build_model, open_model
 from quire.ranks.rank_model import MTP
 from quire.runner.device import keeps_types
 from quire.runner.draft_layer import DraftLayer
@@ -60,6 +60,8 @@ def build_speculation(
             config.speculative,
             config.load_format,
             progress,
+            # Little would be saved by quantising it; numbers alone are asked for of every model.
+            quantization=NUMBERS if config.quantization == NUMBERS else None,
             keeps_types=kept,
             on_gpu=device.type == "cuda",
         )

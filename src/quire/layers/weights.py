@@ -60,6 +60,17 @@ class TensorPlace:
         return torch.equal(self.tensor, numbers.to(self.tensor))
 
 
+class BadNumbers(ModelError):
+    """The tensor `name` of a checkpoint holds what it cannot."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(name, problem)
+        self.name, self.problem = name, problem
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.problem}: download the model again."
+
+
 @dataclass(frozen=True)
 class FinitePlace(TensorPlace):
     """One that takes the tensor `name`, all of whose numbers have to be finite."""
@@ -72,9 +83,7 @@ class FinitePlace(TensorPlace):
 
     def store(self, numbers: Tensor) -> None:
         if not bool(numbers.float().isfinite().all()):
-            raise ModelError(
-                f"{self.name} has {self.what} that are no finite numbers: download the model again."
-            )
+            raise BadNumbers(self.name, f"has {self.what} that are no finite numbers")
         self.tensor.copy_(numbers)
 
 

@@ -20,14 +20,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from quire.kernels.linear import linear
 from quire.kernels.plain import Rotation
 from quire.layers.attention import Step
 from quire.layers.embedding import Vocabulary
+from quire.layers.linear import Linear
+from quire.layers.matrix import DenseMatrix
 from quire.layers.norm import RMSNorm
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE
-from quire.layers.weights import Block, Layer, TensorPlace, Weight, parameter
+from quire.layers.weights import Block, Layer, Weight
 from quire.models.causal_lm import CheckpointModel
 from quire.models.deepseek_v2 import DeepseekConfig, DeepseekMLP, deepseek_attention
 from quire.models.deepseek_v3 import layer_of
@@ -97,19 +98,20 @@ class MTPLayer(SparseLayer):
         return found
 
 
-class JoiningProjection(Layer):
-    """What the decoder layer begins with, from a token and a hidden state. Checkpoints have it in
-    16 bits, whatever their other matrices are in."""
+class JoiningProjection(Linear):
+    """What the decoder layer begins with, from a token and a hidden state. DeepSeek's checkpoints
+    have it in 16 bits, whatever their other matrices are in; others may have quantised it."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.weight = parameter(hidden_size, 2 * hidden_size)
+        self.shape = (hidden_size, 2 * hidden_size)
+        self.matrix = DenseMatrix(*self.shape)
 
     def forward(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        return linear(torch.cat((embedded, hidden), dim=1), self.weight, None, None)
+        return self.multiply(torch.cat((embedded, hidden), dim=1), None)
 
     def weights(self, path: str) -> Iterator[Weight]:
-        yield Weight(f"{path}.weight", tuple(self.weight.shape), TensorPlace(self.weight))
+        yield from self.matrix.weights(Weight(path, self.shape), slice(None))
 
 
 class SharedHead(Block):

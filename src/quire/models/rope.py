@@ -69,7 +69,7 @@ def scaled_rope(raw: Raw, rotated: int) -> RopeConfig:
         return RopeConfig(theta)
     if kind == "longrope":
         return longrope(theta, raw, rotated // 2)
-    factor = positive_number(rope, "factor")
+    factor = stretch(raw, kind)
     if kind == "linear":
         return RopeConfig(theta, kind, factor)
     original = original_length(raw)
@@ -90,6 +90,14 @@ def scaled_rope(raw: Raw, rotated: int) -> RopeConfig:
         truncate=flag(rope, "truncate", True),
         attention_factor=yarn_attention_factor(rope, factor),
     )
+
+
+def stretch(raw: Raw, kind: str) -> float:
+    """By how much positions are scaled. Of yarn it may be null: by as much as texts are longer."""
+    rope = rope_fields(raw)
+    if kind == "yarn" and "factor" in rope and rope["factor"] is None:
+        return whole_number(raw, "max_position_embeddings") / original_length(raw)
+    return positive_number(rope, "factor")
 
 
 def original_length(raw: Raw) -> int:
@@ -129,7 +137,7 @@ def softmax_magnitude(raw: Raw) -> float:
     if kind == "default" or not rope.get("mscale_all_dim"):
         return 1.0
     weight = number(rope, "mscale_all_dim", most=MOST_SCALE, least=0.0)
-    return magnitude(positive_number(rope, "factor"), weight) ** 2
+    return magnitude(stretch(raw, kind), weight) ** 2
 
 
 def yarn_attention_factor(rope: Raw, factor: float) -> float:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,6 +52,15 @@ WHAT_A_MODEL_IS = (
 class TensorSource(Protocol):
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         """The weights by their Hugging Face names; nothing is read before it is asked for."""
+        ...
+
+
+@runtime_checkable
+class NamedSource(TensorSource, Protocol):
+    """One whose files may have other names than Hugging Face's."""
+
+    def stored_name(self, name: str) -> str:
+        """What its files call a tensor."""
         ...
 
 
@@ -184,7 +193,8 @@ def fill_model(
         take_memory(model, dtype, device)
         fill_at_random(model)
     else:
-        check_weights(model, source.tensors())
+        stored_name = source.stored_name if isinstance(source, NamedSource) else str
+        check_weights(model, source.tensors(), stored_name)
         take_memory(model, dtype, device)
         load_weights(model, source.tensors(), progress)
     with _enough_memory(model, dtype, device):  # one matrix is there twice

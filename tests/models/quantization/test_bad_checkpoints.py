@@ -49,20 +49,20 @@ def gone(tensor: Tensor) -> None:
 
 
 DAMAGES: dict[str, tuple[str, str, Change, str]] = {
-    "scales cut": ("gptq", f"{Q}.scales", lambda t: t[:-1], r"q_proj.weight_scale is \[256, 3\]"),
+    "scales cut": ("gptq", f"{Q}.scales", lambda t: t[:-1], r"q_proj.scales stands for \[256, 3\]"),
     "scales gone": ("gptq", f"{Q}.scales", lambda t: None, r"q_proj.scales is missing"),
-    "zeros cut": ("awq", f"{Q}.qzeros", lambda t: t[:, 1:], r"q_proj.weight_zero is \[248, 4\]"),
+    "zeros cut": ("awq", f"{Q}.qzeros", lambda t: t[:, 1:], r"q_proj.qzeros stands for \[248, 4\]"),
     "zeros gone": ("awq", f"{Q}.qzeros", lambda t: None, r"q_proj.qzeros is missing"),
-    "codes cut": ("awq", f"{Q}.qweight", lambda t: t[:-8], r"q_proj.weight is \[256, 124\]"),
+    "codes cut": ("awq", f"{Q}.qweight", lambda t: t[:-8], r"qweight stands for \[256, 124\]"),
     "codes in a row": ("gptq", f"{Q}.qweight", lambda t: t.flatten(), r"not a matrix"),
     "floats for codes": ("gptq", f"{Q}.qweight", lambda t: t.float(), r"q_proj.qweight is float32"),
     "an index cut": ("gptq-desc-act", f"{Q}.g_idx", lambda t: t[1:], r"q_proj.g_idx is \[255\]"),
     "an index gone": ("gptq-desc-act", f"{Q}.g_idx", lambda t: None, r"missing: .*q_proj.g_idx"),
     "an index too far": ("gptq-desc-act", f"{Q}.g_idx", lambda t: t + 1, r"q_proj.g_idx names gro"),
     "an index below": ("gptq-desc-act", f"{Q}.g_idx", lambda t: t - 1, r"q_proj.g_idx names gro"),
-    "NaN of a group": ("gptq", f"{Q}.scales", with_nan, r"q_proj.weight_scale has scales that"),
+    "NaN of a group": ("gptq", f"{Q}.scales", with_nan, r"q_proj.scales has scales that"),
     "NaN of a tensor": ("fp8-tensor", f"{Q}.weight_scale", with_nan, r"q_proj.weight_scale has"),
-    "NaN of a block": ("fp8-blocks", f"{Q}.weight_scale_inv", with_nan, r"q_proj.weight_scale ha"),
+    "NaN of a block": ("fp8-blocks", f"{Q}.weight_scale_inv", with_nan, r"weight_scale_inv ha"),
     "NaN of an input": ("fp8-tensor", f"{Q}.input_scale", with_nan, r"q_proj.input_scale has"),
     "NaN of an exponent": (
         "mxfp4-pack-quantized",
@@ -74,7 +74,7 @@ DAMAGES: dict[str, tuple[str, str, Change, str]] = {
         "nvfp4-pack-quantized",
         f"{Q}.weight_global_scale",
         torch.zeros_like,
-        r"q_proj.weight_scale_over_all has scales that",
+        r"q_proj.weight_global_scale has scales that",
     ),
     "an input's matrix": (
         "fp8-tensor",
@@ -101,13 +101,13 @@ DAMAGES: dict[str, tuple[str, str, Change, str]] = {
         "nvfp4-pack-quantized",
         f"{Q}.weight_global_scale",
         lambda t: torch.tensor([torch.inf]),
-        r"q_proj.weight_scale_over_all has scales that",
+        r"q_proj.weight_global_scale has scales that",
     ),
     "NaN as an exponent": (
         "fp8-blocks",
         f"{Q}.weight_scale_inv",
         lambda t: torch.full(t.shape, 255, dtype=torch.uint8).view(torch.float8_e8m0fnu),
-        r"q_proj.weight_scale has scales that",
+        r"q_proj.weight_scale_inv has scales that",
     ),
     "no scale of a tensor": (
         "fp8-tensor",
@@ -135,10 +135,10 @@ DAMAGES: dict[str, tuple[str, str, Change, str]] = {
         "modelopt-nvfp4",
         f"{Q}.weight_scale_2",
         gone,
-        r"missing: .*q_proj.weight_scale_over_all",
+        r"missing: .*q_proj.weight_scale_2",
     ),
     "integers of rows": ("fbgemm", f"{Q}.weight_scale", whole_numbers, r"weight_scale is int32"),
-    "integers of groups": ("awq", f"{Q}.scales", whole_numbers, r"weight_scale is int32"),
+    "integers of groups": ("awq", f"{Q}.scales", whole_numbers, r"q_proj.scales is int32"),
     "floats of exponents": (
         "mxfp4-pack-quantized",
         f"{Q}.weight_scale",
@@ -274,11 +274,11 @@ def test_scales_that_are_not_needed(
     ("method", "changes", "words"),
     [
         ("gptq", {"group_size": 96}, r"q_proj has 256 inputs, which groups of 96 .* last group:"),
-        ("gptq", {"group_size": 128}, r"weight_scale is \[256, 8\], not \[256, 4\]"),
-        ("gptq", {"bits": 8}, r"down_proj.weight is \[256, 256\], not \[256, 512\]"),
-        ("gptq", {"desc_act": True, "group_size": 32}, r"weight_scale is \[256, 8\], not"),
-        ("fp8-blocks", {"weight_block_size": None}, r"weight_scale is \[2, 4\], not \[256"),
-        ("fp8-blocks", {"weight_block_size": [64, 64]}, r"weight_scale is \[2, 4\], not \[4, 8\]"),
+        ("gptq", {"group_size": 128}, r"scales stands for \[256, 8\], not \[256, 4\]"),
+        ("gptq", {"bits": 8}, r"qweight stands for \[256, 256\], not \[256, 512\]"),
+        ("gptq", {"desc_act": True, "group_size": 32}, r"scales stands for \[256, 8\], not"),
+        ("fp8-blocks", {"weight_block_size": None}, r"weight_scale_inv is \[2, 4\], not \[256"),
+        ("fp8-blocks", {"weight_block_size": [64, 64]}, r"scale_inv is \[2, 4\], not \[4, 8\]"),
     ],
 )
 def test_a_config_that_is_not_the_weights(

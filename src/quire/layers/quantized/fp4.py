@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.errors import ModelError
 from quire.kernels.dequantise import E8M0_NAN, from_e8m0, from_fp4, spread, unpack_nibbles
 from quire.kernels.four_bits import GROUP, FourBitExperts, exponent_words, from_quarters
 from quire.kernels.fp8 import FP8
@@ -24,7 +23,7 @@ from quire.layers.quantized.blocks import in_blocks, refuse_ragged
 from quire.layers.quantized.matrix import QuantizedFormat, QuantizedMatrix
 from quire.layers.quantized.places import QuantizingPlace, ScalePlace
 from quire.layers.quantized.quarters import replace_codes
-from quire.layers.weights import TensorPlace, Weight, parameter
+from quire.layers.weights import BadNumbers, TensorPlace, Weight, parameter
 
 MXFP4_GROUP, NVFP4_GROUP = 32, 16
 
@@ -172,5 +171,5 @@ def checked_exponents(numbers: Tensor, name: str) -> Tensor:
     """The bytes of the tensor `name`, all of which have to stand for numbers."""
     exponents = numbers.view(torch.uint8)
     if bool((exponents == E8M0_NAN).any()):
-        raise ModelError(f"{name} has scales that are no finite numbers: download the model again.")
+        raise BadNumbers(name, "has scales that are no finite numbers")
     return exponents

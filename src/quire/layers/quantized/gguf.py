@@ -10,7 +10,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quire.errors import ModelError
 from quire.hardware import is_made_for_bfloat16
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
@@ -29,7 +28,7 @@ from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import stored_columns
 from quire.layers.quantized.gguf_experts import GGUFExpertsFormat
 from quire.layers.quantized.gguf_tiles import GGUFTilesFormat
-from quire.layers.weights import Weight, parameter
+from quire.layers.weights import BadNumbers, Weight, parameter
 
 EXPERTS = ".experts."  # in the names of their layers
 
@@ -185,9 +184,7 @@ class InterleavedRows:
 
     def store(self, numbers: Tensor) -> None:
         if not scales_are_finite(self.kind, numbers.numpy()):
-            raise ModelError(
-                f"{self.name} has scales that are no finite numbers: download the model again."
-            )
+            raise BadNumbers(self.name, "has scales that are no finite numbers")
         interleave(self.kind, numbers.numpy(), self.memory.numpy(), self.held.start)
 
     def holds(self, numbers: Tensor) -> bool:

@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.errors import ModelError
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.gguf_blocks import TYPES, BlockType, scales_are_finite
 from quire.kernels.gguf_tiles import ROWS, TILE_TYPES, GGUFTiles, numbers_of_tiles, to_tiles
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import stored_columns
-from quire.layers.weights import TensorPlace, Weight, parameter
+from quire.layers.weights import BadNumbers, TensorPlace, Weight, parameter
 
 HALVES = (torch.float16, torch.bfloat16)  # that tensor cores multiply
 
@@ -122,7 +121,5 @@ class CheckedRows(TensorPlace):
 
     def store(self, numbers: Tensor) -> None:
         if not scales_are_finite(self.kind, numbers.numpy()):
-            raise ModelError(
-                f"{self.name} has scales that are no finite numbers: download the model again."
-            )
+            raise BadNumbers(self.name, "has scales that are no finite numbers")
         super().store(numbers)

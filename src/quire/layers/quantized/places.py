@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quire.errors import ModelError
-from quire.layers.weights import FinitePlace
+from quire.layers.weights import BadNumbers, FinitePlace
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,7 @@ class IndexPlace:
 
     def store(self, numbers: Tensor) -> None:
         if bool((numbers < 0).any()) or bool((numbers >= self.groups).any()):
-            raise ModelError(
-                f"{self.name} names groups beyond the {self.groups:,} that there are: download "
-                f"the model again."
-            )
+            raise BadNumbers(self.name, f"names groups beyond the {self.groups:,} that there are")
         self.tensor.copy_(numbers)
 
     def holds(self, numbers: Tensor) -> bool:

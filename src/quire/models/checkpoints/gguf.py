@@ -75,6 +75,9 @@ class GGUFSource:
                 tensor = self._tensor(name)
             yield self._names.hugging_face_name(name), tensor
 
+    def stored_name(self, name: str) -> str:
+        return self._names.gguf_name(name)
+
     def _latent_heads(self, k: str, v: str) -> LazyTensor:
         if v not in self._file.tensors:
             raise ModelError(f"The file has {shorten(k)} and no {shorten(v)}: convert it anew.")

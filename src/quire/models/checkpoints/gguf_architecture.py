@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ TOP_NAMES = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
+# A layer's number, and within an expert also that one's: `…layers.3.mlp.experts.7.up_proj`.
+OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.*?)(?:(?<=\.experts)\.\d+(\..*))?")
 WINDOW = "attention.sliding_window"
 BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
@@ -68,3 +71,22 @@ class GGUFArchitecture:
             return f"model.layers.{block}.{experts}.{expert}.{ours}.{kind}"
         found = self.blocks.get(part) or BLOCK_NAMES.get(part)
         return f"model.layers.{block}.{found}.{kind}" if found else name
+
+    def gguf_name(self, name: str) -> str:
+        """The inverse, as converters write it today; unknown names stay."""
+        stem, _, kind = name.rpartition(".")
+        for theirs, ours in TOP_NAMES.items():
+            if stem == ours:
+                return f"{theirs}.{kind}"
+        found = OF_LAYER.fullmatch(stem)
+        if found is None:
+            return name
+        block, before, after = found.groups()
+        part = f"{before}{after or ''}"
+        unchanged = {key: ours for key, ours in BLOCK_NAMES.items() if key not in self.blocks}
+        for theirs, ours in {**self.blocks, **unchanged}.items():
+            if ours == f"{part}.{kind}":
+                return f"blk.{block}.{theirs}"
+            if ours == part:
+                return f"blk.{block}.{theirs}.{kind}"
+        return name

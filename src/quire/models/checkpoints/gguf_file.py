@@ -83,6 +83,7 @@ class GGUFFile:
             native or torch.float32,
             *GGML_QUANT_SIZES[info.type],
             as_stored(native) if native else partial(numbers_of, info.type),
+            name,
         )
 
     def rows(self, name: str) -> FileTensor:
@@ -91,7 +92,7 @@ class GGUFFile:
         *others, _ = info.shape
         shape = (*others, info.num_bytes // math.prod(others))
         return FileTensor(
-            self.content, info.start, shape, torch.uint8, 1, 1, as_stored(torch.uint8)
+            self.content, info.start, shape, torch.uint8, 1, 1, as_stored(torch.uint8), name
         )
 
 

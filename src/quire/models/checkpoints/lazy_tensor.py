@@ -87,6 +87,7 @@ class FileTensor:
     block_values: int
     block_bytes: int
     decode: Callable[[Bytes], Tensor]  # rows of whole blocks into rows of numbers
+    name: str = ""  # that the file has it under
 
     def __getitem__(self, part: Slices) -> Tensor:
         if not self.shape:

@@ -113,7 +113,7 @@ class Header:
             )
         shape, (start, _) = tuple(entry["shape"]), entry["data_offsets"]
         return FileTensor(
-            file, self.data + start, shape, dtype, 1, dtype.itemsize, as_stored(dtype)
+            file, self.data + start, shape, dtype, 1, dtype.itemsize, as_stored(dtype), name
         )
 
 

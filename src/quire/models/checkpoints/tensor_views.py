@@ -142,6 +142,10 @@ class HeadsOfTwo:
     second: LazyTensor  # [heads, rows, columns]
 
     @property
+    def stored(self) -> LazyTensor:
+        return self.first
+
+    @property
     def shape(self) -> Sequence[int]:
         heads, columns, rows = self.first.shape
         return (heads * (rows + self.second.shape[1]), columns)

@@ -5,50 +5,28 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from quire.checks import shorten
-from quire.errors import ModelError
 from quire.layers.experts import Experts
 from quire.layers.interleaved import interleaved
-from quire.layers.weights import Weight
+from quire.layers.weights import BadNumbers, Weight
 from quire.models.causal_lm import CheckpointModel
 from quire.models.checkpoints.expert_tensors import one_by_one
 from quire.models.checkpoints.lazy_tensor import LazyTensor
+from quire.models.checkpoints.misfits import Misfits, name_in_file
 from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice, Spare, StoredBytes
 from quire.progress import draws_bars
 
 log = logging.getLogger("quire")
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed anyway
-NAMES_SHOWN = 3  # of each list
 PIECE = 1 << 24  # numbers read at once: with those read ahead, little beside the model itself
 MOST_THREADS = 8
-
-
-@dataclass
-class Misfits:
-    """Names that keep a checkpoint from being a model's."""
-
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    unfit: list[str] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected or self.unfit)
-
-    def refuse(self, architecture: str) -> None:
-        lists = ("missing", self.missing), ("unexpected", self.unexpected), ("unfit", self.unfit)
-        if found := "; ".join(f"{what}: {some_of(names)}" for what, names in lists if names):
-            raise ModelError(
-                f"The weights are not those of the {architecture} that the config describes "
-                f"({found}): download both again, or choose another model."
-            )
 
 
 @dataclass(frozen=True)
@@ -60,10 +38,15 @@ class Assignment:
     again: bool  # another has filled it already, and must have been the same
 
 
-def check_weights(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) -> None:
-    """Raise `ModelError` unless these are the tensors of `model`; none is read."""
+def check_weights(
+    model: CheckpointModel,
+    tensors: Iterable[tuple[str, LazyTensor]],
+    stored_name: Callable[[str], str] = str,
+) -> None:
+    """Raise `ModelError` unless these are the tensors of `model`; none is read. `stored_name` is
+    what its files would call a tensor."""
     tensors = list(tensors)
-    assign(model, tensors)
+    assign(model, tensors, stored_name)
     others = sum(model.text_tensor(name) is None for name, _ in tensors)
     said = model.left_out(others) if others and model.tp.rank == 0 else None
     if said is not None:
@@ -84,7 +67,7 @@ def load_weights(
         for assignment in assign(model, tensors)
         for piece in assignment.weight.pieces(PIECE)
     ]
-    differing: dict[str, None] = {}
+    misfits = Misfits()
     with tqdm(
         total=sum(piece.weight.place.nbytes for piece in pieces),
         desc="loading",
@@ -96,14 +79,25 @@ def load_weights(
         for piece, part in zip(pieces, read_ahead(pieces), strict=True):
             place = piece.weight.place
             if not piece.again:
-                piece.weight.fill(part)
+                fill(piece, part)
             elif not place.holds(part):
-                differing[f"{piece.weight.name} differs from the tensor it is tied to"] = None
+                misfits.differs(piece.weight.name, piece.tensor)
             bar.update(place.nbytes)
-    Misfits(unfit=list(differing)).refuse(model.config.architecture)
+    misfits.refuse(model.config.architecture)
 
 
-def assign(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) -> list[Assignment]:
+def fill(piece: Assignment, part: Tensor) -> None:
+    try:
+        piece.weight.fill(part)
+    except BadNumbers as error:
+        raise BadNumbers(name_in_file(piece.tensor, error.name), error.problem) from None
+
+
+def assign(
+    model: CheckpointModel,
+    tensors: Iterable[tuple[str, LazyTensor]],
+    stored_name: Callable[[str], str] = str,
+) -> list[Assignment]:
     """Every tensor with the weight that it fills; nothing is missing and nothing is left over."""
     wanted: dict[str, Weight] = {}
     fused: dict[str, list[Weight]] = {}
@@ -115,16 +109,16 @@ def assign(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) ->
             fused.setdefault(weight.fused.name, []).append(weight)
     assigned: list[Assignment] = []
     filled: set[str] = set()
-    unfit: dict[str, None] = {}  # once, where it would be cut into several
-    misfits = Misfits()
+    misfits = Misfits(wanted)
     for given, tensor in one_by_one(tensors, model.transposed_experts):
         name = model.text_tensor(given)
         if name is None:
             continue
+        misfits.found[name] = tensor
         weights = [wanted[name]] if name in wanted else fused.get(name, [])
         is_spare = isinstance(tensor, Spare) or HARMLESS.search(name)
         if not weights and not is_spare:
-            misfits.unexpected.append(given)
+            misfits.not_wanted(given, name, tensor)
         filling = {weight.identity for weight in weights}
         again = bool(filling & filled)
         filled |= filling
@@ -132,10 +126,13 @@ def assign(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) ->
             found = in_bytes(weight, tensor)
             view = as_wanted(name, weight, found)
             assigned.append(Assignment(weight, view, again))
-            if problem := misfit(name, weight, found):
-                unfit[f"{given} is {problem}"] = None
-    misfits.unfit = list(unfit)
-    misfits.missing = sorted({weight.identity for weight in wanted.values()} - filled)
+            shape = wanted_shape(name, weight)
+            if tuple(found.shape) != shape:
+                misfits.does_not_fit(given, found, shape)
+            elif found.dtype not in weight.dtypes:
+                misfits.does_not_fit(given, found, None)
+    lacking = (weight for weight in wanted.values() if weight.identity not in filled)
+    misfits.lack(lacking, stored_name)
     if misfits.unfit or misfits.unexpected:
         refuse_mixed_experts(model)
     misfits.refuse(model.config.architecture)
@@ -183,19 +180,8 @@ def read_ahead(pieces: Iterable[Assignment]) -> Iterator[Tensor]:
             yield ahead.popleft().result()
 
 
-def misfit(name: str, weight: Weight, tensor: LazyTensor) -> str | None:
-    """What the tensor `name` is, if it cannot be this weight, or hold it."""
-    shape = weight.shape
+def wanted_shape(name: str, weight: Weight) -> tuple[int, ...]:
+    """That of the tensor `name`, which is this weight or holds it."""
     if weight.fused is not None and name == weight.fused.name:
-        shape = (weight.fused.rows, *shape[1:])
-    if tuple(tensor.shape) != shape:
-        return f"{list(tensor.shape[:4])}, not {list(shape)}"
-    if tensor.dtype not in weight.dtypes:
-        return str(tensor.dtype).removeprefix("torch.")
-    return None
-
-
-def some_of(names: Sequence[str]) -> str:
-    shown = ", ".join(shorten(name) for name in names[:NAMES_SHOWN])
-    rest = len(names) - NAMES_SHOWN
-    return f"{shown} and {rest} more" if rest > 0 else shown
+        return (weight.fused.rows, *weight.shape[1:])
+    return weight.shape

@@ -23,7 +23,7 @@ from quire.errors import ModelError
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.weights import FLOATS
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.quantization.names import is_embedding, is_head, is_named, spellings
+from quire.models.quantization.names import is_embedding, is_named, spellings, stays_dense
 from quire.models.quantization.numbers import as_numbers, is_gate
 from quire.models.quantization.views import check_unneeded
 
@@ -31,8 +31,8 @@ F = TypeVar("F", bound="CheckpointFormats")
 
 # Scales of activations and of KV, which Quire works out itself: by token, and by token and head.
 UNNEEDED = re.compile(
-    r"\.(input_scale|input_global_scale|input_zero_point|output_scale|act_scale|activation_scale"
-    r"|(q|k|v|kv|prob|prob_output)_scale|(q|k|v)_zero_point|input_scale_ub|activation_scale_ub)$"
+    r"(\.|_proj_)(input_scale|input_global_scale|input_zero_point|output_scale|act_scale"
+    r"|activation_scale|(q|k|v|kv|prob|prob_output)_scale|(q|k|v)_zero_point|input_scale_ub|activation_scale_ub)$"
 )
 EXPERT, FIRST_EXPERT = re.compile(r"\.experts\.\d+\."), ".experts.0."
 OF_ALL_EXPERTS = re.compile(r".*\.experts\.[a-z]\w*_proj")  # parameters without an ending
@@ -74,7 +74,7 @@ class CheckpointFormats(ABC):
 
     def is_said_of(self, names: Sequence[str]) -> bool:
         """Whether the config says that a layer is quantised."""
-        is_dense = is_embedding(names) or (is_head(names) and not self.head)
+        is_dense = is_embedding(names) or (stays_dense(names) and not self.head)
         return not is_dense and not is_named(names, self.ignored)
 
     @abstractmethod
@@ -89,6 +89,7 @@ class CheckpointFormats(ABC):
         """The same, with what the tensors say and the config may not: the type of scales, which
         they have in memory too, and here and there whether groups are in order. Which layers are
         quantised they say, too: libraries differ in how they take the config's names."""
+        tensors = self.by_expert(tensors)
         found = {t.dtype for name, t in tensors.items() if name.endswith(f".{self.scales}")}
         only = found.pop() if len(found) == 1 else torch.float32
         kept = only if only in SCALE_DTYPES.values() else torch.float32
@@ -123,7 +124,7 @@ class CheckpointFormats(ABC):
     def canonical(self, tensors: Mapping[str, LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
         """All tensors of the checkpoint under the names above; what is not needed is checked."""
         needed: dict[str, LazyTensor] = {}
-        for name, tensor in tensors.items():
+        for name, tensor in self.by_expert(tensors).items():
             if UNNEEDED.search(name):
                 check_unneeded(tensor, name)
             else:
@@ -134,6 +135,10 @@ class CheckpointFormats(ABC):
                 if is_gate(name):
                     of_layer = as_numbers(name, self.of(name), of_layer)
             yield from ((f"{name}.{end}" if name else end, t) for end, t in of_layer.items())
+
+    def by_expert(self, tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
+        """The same tensors, each expert's scales beside its codes."""
+        return tensors
 
     def is_quantised(self, of_layer: Mapping[str, LazyTensor]) -> bool:
         return self.codes in of_layer

@@ -13,6 +13,7 @@ from quire.layers.quantized.scaled import Fp8
 from quire.models.checkpoints.json_fields import Raw, refusal, text
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.quantization.checkpoint import CheckpointFormats, matrix_rows
+from quire.models.quantization.expert_scales import scales_beside_codes
 from quire.models.quantization.names import read_names
 from quire.models.quantization.views import row_scales
 
@@ -25,6 +26,9 @@ class Fp8Formats(CheckpointFormats):
 
     def format_of(self, *names: str) -> MatrixFormat:
         return Fp8(block=self.block)
+
+    def by_expert(self, tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
+        return scales_beside_codes(tensors, None if self.block is None else self.block[0])
 
     def is_quantised(self, of_layer: Mapping[str, LazyTensor]) -> bool:
         weight = of_layer.get("weight")

@@ -10,7 +10,7 @@ from quire.layers.quantized.grouped import MADE_GROUP, Grouped
 from quire.layers.quantized.matrix import QuantizedFormat
 from quire.layers.quantized.scaled import Fp8, Int8
 from quire.models.config import ModelConfig
-from quire.models.quantization.names import is_embedding, is_head
+from quire.models.quantization.names import is_embedding, stays_dense
 
 MADE: dict[str, QuantizedFormat] = {
     "fp8": Fp8(makes=True),
@@ -27,7 +27,7 @@ class Made:
     quantization: str
 
     def of(self, *names: str) -> MatrixFormat:
-        return Dense() if is_embedding(names) or is_head(names) else MADE[self.quantization]
+        return Dense() if is_embedding(names) or stays_dense(names) else MADE[self.quantization]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ REPEATED_GROUP = re.compile(r"\)[*+{]")
 MODEL, LANGUAGE_MODEL = "model.", "language_model."
 EMBEDDING = "embed_tokens"
 HEADS = ("lm_head", "head")  # a model's own, and that of its MTP layer
+JOINING = "eh_proj"  # that layer's first matrix, which DeepSeek leaves in 16 bits
 
 
 def read_names(raw: Raw, key: str) -> tuple[str, ...]:
@@ -88,6 +89,11 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 def is_embedding(names: Sequence[str]) -> bool:
     return any(name.rpartition(".")[2] == EMBEDDING for name in names)
+
+
+def stays_dense(names: Sequence[str]) -> bool:
+    """Whether checkpoints leave a layer as numbers, unless they say otherwise."""
+    return is_head(names) or any(name.rpartition(".")[2] == JOINING for name in names)
 
 
 def is_head(names: Sequence[str]) -> bool:

@@ -15,8 +15,9 @@ from quire.layers.formats import MatrixFormat
 from quire.layers.quantized.grouped import Grouped
 from quire.layers.quantized.matrix import QuantizedFormat, QuantizedMatrix
 from quire.layers.quantized.scaled import Scaled
-from quire.layers.weights import Weight
+from quire.layers.weights import BadNumbers, Weight
 from quire.models.checkpoints.lazy_tensor import LazyTensor, Slices
+from quire.models.checkpoints.misfits import name_in_file
 
 GATES = re.compile(r"\.(mlp|block_sparse_moe)\.(gate|router|shared_expert_gate)$")
 OF_CODES = ("weight", "weight_scale", "weight_scale_over_all", "weight_zero", "g_idx")
@@ -58,8 +59,11 @@ class Dequantised:
                 raise ModelError(
                     f"{weight.name} is {found}, not {list(weight.shape)}: download the model again."
                 )
-            for piece in weight.pieces(PIECE):
-                piece.fill(stored[piece.part])
+            try:
+                for piece in weight.pieces(PIECE):
+                    piece.fill(stored[piece.part])
+            except BadNumbers as error:
+                raise BadNumbers(name_in_file(stored, error.name), error.problem) from None
         return matrix.dense()
 
 

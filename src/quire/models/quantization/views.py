@@ -93,11 +93,11 @@ class UnpackedRows:
 class PackedPairs:
     """Codes of four bits, one a byte, seen as two a byte."""
 
-    codes: LazyTensor  # [rows, columns]
+    stored: LazyTensor  # [rows, columns]
 
     @property
     def shape(self) -> Sequence[int]:
-        rows, columns = self.codes.shape
+        rows, columns = self.stored.shape
         return (rows, columns // 2)
 
     @property
@@ -107,7 +107,7 @@ class PackedPairs:
     def __getitem__(self, part: Slices) -> Tensor:
         rows, columns = ranges(self.shape, part)
         both = slice(2 * columns.start, 2 * columns.stop)
-        return pack_nibbles(self.codes[as_slice(rows), both])
+        return pack_nibbles(self.stored[as_slice(rows), both])
 
 
 @dataclass(frozen=True)
