@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quire.errors import ModelError
 from quire.kernels.dequantise import pack_nibbles
 from quire.kernels.gguf_blocks import TYPES, BlockType, scales_are_finite
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import stored_columns
 from quire.layers.quantized.fp4 import Mxfp4Matrix
 from quire.layers.quantized.grouped import Grouped, GroupedMatrix
-from quire.layers.weights import Weight
+from quire.layers.weights import BadNumbers, Weight
 
 MATRICES = ("gate", "up", "down")  # of an expert
 
@@ -95,9 +94,7 @@ class BlocksPlace:
 
     def store(self, numbers: Tensor) -> None:
         if not scales_are_finite(self.kind, numbers.numpy()):
-            raise ModelError(
-                f"{self.name} has scales that are no finite numbers: download the model again."
-            )
+            raise BadNumbers(self.name, "has scales that are no finite numbers")
         codes, scales = self._apart(numbers)
         self.codes.copy_(codes)
         self.scales.copy_(scales)
