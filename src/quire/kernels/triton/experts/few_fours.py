@@ -1,7 +1,10 @@
-"""`few.py` for MXFP4: an eighth of the bytes of float32, so as fast as codes are taken apart.
+"""`few.py` for four bits: an eighth of the bytes of float32, so as fast as codes are taken apart.
 
 Columns are counted in words, each of two elements of 16 bits: the codes of two columns in each
 quarter of a row (`kernels/four_bits.py`). Activations stay as they are.
+
+A whole number's code makes 128 + code of bfloat16's bits for 128. Of these a thread adds up the
+products with its columns, less (128 + zero) times the sum of its activations.
 """
 
 from __future__ import annotations
@@ -17,16 +20,18 @@ from quire.kernels.four_bits import FourBitExperts
 from quire.kernels.triton.codes.gemv import half_of
 from quire.kernels.triton.experts.few import chosen, load_rows
 from quire.kernels.triton.experts.gating import gating_of, join
+from quire.kernels.triton.experts.grouped_fours import NAMES
 from quire.kernels.triton.experts.tiles import FewShape
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 _VECTOR = 4  # words that a thread reads at once, and as many of x in each quarter
-_STEP = tl.constexpr(16)  # words whose exponents are one
+_STEP = tl.constexpr(16)  # words whose scales are one
 # Codes become numbers divided by 2 ** 126: activations are multiplied by half of that, for products
 # to have all of their bits, and sums by the rest with their scales.
 _IN_INPUTS, _IN_SCALES = tl.constexpr(2.0**64), tl.constexpr(62)
 _BITS = tl.constexpr(0x81C081C0 - (1 << 32))  # where bfloat16 has sign, exponent and fraction
+_CODES, _BASE = tl.constexpr(0x000F000F), tl.constexpr(0x43004300)  # whole numbers; 128 twice
 _HIGH = tl.constexpr(-(1 << 16))
 
 
@@ -46,6 +51,7 @@ def few_gated(
         x.view(torch.int32),
         weights.codes.view(torch.int32),
         weights.words,
+        weights.words if weights.zeros is None else weights.zeros,
         routing.experts,
         out if bias is None else bias,
         out,
@@ -59,6 +65,8 @@ def few_gated(
         TILE=shape.tile,
         VECTOR=_VECTOR,
         BIASED=bias is not None,
+        SCALE=NAMES[weights.scale_dtype],
+        ZEROS=weights.zeros is not None,
         **gating_of(activation),
         num_warps=shape.warps,
         **pdl_launch(x.device),
@@ -77,6 +85,7 @@ def few_summed(
         x.view(torch.int32),
         weights.codes.view(torch.int32),
         weights.words,
+        weights.words if weights.zeros is None else weights.zeros,
         routing.experts,
         routing.weights,
         out if bias is None else bias,
@@ -91,6 +100,8 @@ def few_summed(
         TILE=shape.tile,
         VECTOR=_VECTOR,
         BIASED=bias is not None,
+        SCALE=NAMES[weights.scale_dtype],
+        ZEROS=weights.zeros is not None,
         num_warps=shape.warps,
         **pdl_launch(x.device),
     )
@@ -101,7 +112,8 @@ def few_summed(
 def _gated(
     x,
     weights,
-    exponents,
+    scales,
+    zeros,
     experts,
     bias,
     out,
@@ -115,6 +127,8 @@ def _gated(
     TILE: tl.constexpr,
     VECTOR: tl.constexpr,
     BIASED: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZEROS: tl.constexpr,
     GELU: tl.constexpr,
     CLAMPED: tl.constexpr,
     ALPHA: tl.constexpr,
@@ -135,19 +149,20 @@ def _gated(
     row = tl.arange(0, 2)[:, None] * features + feature[None, :]
     live = (row >= 0) & (feature < features)[None, :]
     source = weights + (expert * height + row)[:, :, None] * words + lane[None, None, :]
-    powers = exponents + expert * height * tl.cdiv(words, _STEP) + row
+    first = expert * height * (tl.cdiv(words, _STEP) * _words_of_step(SCALE)) + row
+    scales += first
+    zeros += first
     inputs = x + pair // TOP_K * x_stride + lane
     tile = load_rows(source, live, lane < words)
     sums = tl.zeros((2, TOGETHER, TILE // VECTOR), tl.float32)
     for start in range(0, words, TILE):
         next_tile = load_rows(source + (start + TILE), live, start + TILE + lane < words)
-        power = _load_powers(powers, live, start + vector, words, height)
+        groups = _load_groups(scales, zeros, live, start + vector, words, height, SCALE, ZEROS)
         column = start + lane
         for which in tl.static_range(4):
             is_value = which * words + column < pairs
             values = tl.load(inputs + which * words + start, mask=is_value, other=0)
-            products = _multiply(tile, values[None, None, :], which, dtype, VECTOR)
-            sums += _scaled(products, power, which)
+            sums += _multiply(tile, values[None, None, :], groups, which, dtype, VECTOR, SCALE)
         tile = next_tile
     result = tl.sum(sums, 2)
     if BIASED:
@@ -163,7 +178,8 @@ def _gated(
 def _summed(
     x,
     weights,
-    exponents,
+    scales,
+    zeros,
     experts,
     shares,
     bias,
@@ -178,6 +194,8 @@ def _summed(
     TILE: tl.constexpr,
     VECTOR: tl.constexpr,
     BIASED: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZEROS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     dtype: tl.constexpr = out.dtype.element_ty
@@ -189,22 +207,23 @@ def _summed(
     row = expert[:, None] * features + feature[None, :]
     live = is_expert[:, None] & (feature < features)[None, :]
     source = weights + row[:, :, None] * words + lane[None, None, :]
-    first = expert[:, None] * features * tl.cdiv(words, _STEP)
-    powers = exponents + first + feature[None, :]
+    first = expert[:, None] * features * (tl.cdiv(words, _STEP) * _words_of_step(SCALE))
+    first += feature[None, :]
+    scales += first
+    zeros += first
     tile = load_rows(source, live, lane < words)
     trigger_then_wait(PDL)
     inputs = x + pair[:, None] * pairs + lane[None, :]
     sums = tl.zeros((CHOICES, TOGETHER, TILE // VECTOR), tl.float32)
     for start in range(0, words, TILE):
         next_tile = load_rows(source + (start + TILE), live, start + TILE + lane < words)
-        power = _load_powers(powers, live, start + vector, words, features)
+        groups = _load_groups(scales, zeros, live, start + vector, words, features, SCALE, ZEROS)
         # What no expert found was never written, and may be anything.
         column = start + lane
         for which in tl.static_range(4):
             is_value = is_expert[:, None] & (which * words + column < pairs)[None, :]
             values = tl.load(inputs + which * words + start, mask=is_value, other=0)
-            products = _multiply(tile, values[:, None, :], which, dtype, VECTOR)
-            sums += _scaled(products, power, which)
+            sums += _multiply(tile, values[:, None, :], groups, which, dtype, VECTOR, SCALE)
         tile = next_tile
     found = tl.sum(sums, 2)
     if BIASED:
@@ -214,35 +233,95 @@ def _summed(
 
 
 @triton.jit
-def _load_powers(powers, rows_live, word, words, height):
-    """The exponents of each thread's vectors."""
-    mask = rows_live[:, :, None] & (word < words)[None, None, :]
-    source = powers[:, :, None] + (word // _STEP * height)[None, None, :]
-    return tl.load(source, mask=mask, other=0)
+def _words_of_step(SCALE: tl.constexpr):
+    return 1 if SCALE is None else 2
 
 
 @triton.jit
-def _multiply(tile, values, QUARTER: tl.constexpr, dtype: tl.constexpr, VECTOR: tl.constexpr):
+def _load_groups(
+    scales, zeros, rows_live, word, words, height, SCALE: tl.constexpr, ZEROS: tl.constexpr
+):
+    """The scales of each thread's vectors in all quarters, and their zeros: of the first two
+    quarters, and of the others."""
+    of_step: tl.constexpr = _words_of_step(SCALE)
+    mask = rows_live[:, :, None] & (word < words)[None, None, :]
+    place = (word // _STEP * (of_step * height))[None, None, :]
+    first = tl.load(scales[:, :, None] + place, mask=mask, other=0)
+    second, first_zeros, second_zeros = first, first, first
+    if SCALE is not None:
+        second = tl.load(scales[:, :, None] + (place + height), mask=mask, other=0)
+        first_zeros = tl.full(first.shape, 0x00080008, tl.int32)
+        second_zeros = first_zeros
+        if ZEROS:
+            first_zeros = tl.load(zeros[:, :, None] + place, mask=mask, other=0)
+            second_zeros = tl.load(zeros[:, :, None] + (place + height), mask=mask, other=0)
+    return first, second, first_zeros, second_zeros
+
+
+@triton.jit
+def _multiply(
+    tile,
+    values,
+    groups,
+    QUARTER: tl.constexpr,
+    dtype: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SCALE: tl.constexpr,
+):
     """The sums over each thread's own columns of a quarter."""
+    if SCALE is None:
+        found = _times_e2m1(tile, values, groups[0], QUARTER, dtype, VECTOR)
+    else:
+        pair: tl.constexpr = QUARTER // 2
+        words, zeros = groups[pair], groups[2 + pair]
+        found = _times_whole(tile, values, words, zeros, QUARTER, dtype, VECTOR, SCALE)
+    return found
+
+
+@triton.jit
+def _times_e2m1(
+    tile, values, words, QUARTER: tl.constexpr, dtype: tl.constexpr, VECTOR: tl.constexpr
+):
+    """Times two to the exponents, of which 127 is 1, and what numbers are yet divided by."""
     if QUARTER < 3:  # noqa: SIM108
         codes = (tile << (3 * QUARTER)) & _BITS
     else:
         codes = (((tile >> 7) & 0x00D800D8) * 0x821) & _BITS
-    products = (codes << 16).to(tl.float32, bitcast=True) * _input(values, 0, dtype)
-    products += (codes & _HIGH).to(tl.float32, bitcast=True) * _input(values, 16, dtype)
+    low = half_of(values, 0, dtype) * _IN_INPUTS
+    sums = _by_vector(_products(codes, low, half_of(values, 16, dtype) * _IN_INPUTS), VECTOR)
+    bits = (((words >> (8 * QUARTER)) & 255) + _IN_SCALES) << 23
+    return sums * bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _times_whole(
+    tile,
+    values,
+    words,
+    zeros,
+    QUARTER: tl.constexpr,
+    dtype: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SCALE: tl.constexpr,
+):
+    shift: tl.constexpr = QUARTER % 2 * 16
+    low, high = half_of(values, 0, dtype), half_of(values, 16, dtype)
+    sums = _by_vector(_products(((tile >> (4 * QUARTER)) & _CODES) | _BASE, low, high), VECTOR)
+    zero = (128 + ((zeros >> shift) & 255)).to(tl.float32)
+    scale = (words >> shift).to(tl.int16).to(SCALE, bitcast=True).to(tl.float32)
+    return (sums - zero * _by_vector(low + high, VECTOR)) * scale
+
+
+@triton.jit
+def _products(codes, low, high):
+    """Of two numbers each in a word of codes, in bfloat16."""
+    products = (codes << 16).to(tl.float32, bitcast=True) * low
+    return products + (codes & _HIGH).to(tl.float32, bitcast=True) * high
+
+
+@triton.jit
+def _by_vector(products, VECTOR: tl.constexpr):
     a: tl.constexpr = products.shape[0]
     b: tl.constexpr = products.shape[1]
     c: tl.constexpr = products.shape[2]
     return tl.sum(tl.reshape(products, (a, b, c // VECTOR, VECTOR)), 3)
-
-
-@triton.jit
-def _input(values, SHIFT: tl.constexpr, dtype: tl.constexpr):
-    return half_of(values, SHIFT, dtype) * _IN_INPUTS
-
-
-@triton.jit
-def _scaled(sums, words, QUARTER: tl.constexpr):
-    """Times two to the exponents, of which 127 is 1, and what numbers are yet divided by."""
-    bits = (((words >> (8 * QUARTER)) & 255) + _IN_SCALES) << 23
-    return sums * bits.to(tl.float32, bitcast=True)

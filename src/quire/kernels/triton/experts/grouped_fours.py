@@ -20,7 +20,7 @@ from quire.kernels.triton.experts.unpack import DIVISOR, e2m1_numbers, whole_num
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 from quire.kernels.triton.sizes import cdiv
 
-_NAMES = {None: None, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+NAMES = {None: None, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def gated_product(
@@ -77,7 +77,7 @@ def _product(
         GROUP=GROUP,
         BLOCK=blocks.size,
         COLUMNS=tile.columns,
-        SCALE=_NAMES[scale_dtype],
+        SCALE=NAMES[scale_dtype],
         ZEROS=zeros is not None,
         FAST=is_fast(x) and scale_dtype in (None, x.dtype),
         num_warps=tile.warps,

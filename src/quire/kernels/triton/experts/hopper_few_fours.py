@@ -56,10 +56,12 @@ Choice = Routing | RouterProducts
 
 
 def fits(x: Tensor, gate_up: FourBitExperts, down: FourBitExperts) -> bool:
-    """Whether a Hopper GPU multiplies bfloat16, and tiles divide the rows of both matrices."""
+    """Whether a Hopper GPU multiplies MXFP4 by bfloat16, and tiles divide the rows of both
+    matrices."""
     features, hidden = gate_up.codes.shape[1] // 2, down.codes.shape[1]
     is_even = features % ROWS.value == hidden % ROWS.value == 0
-    return is_even and is_fast(x) and has_small_dots(x.device)
+    is_mxfp4 = gate_up.scale_dtype is None and down.scale_dtype is None
+    return is_mxfp4 and is_even and is_fast(x) and has_small_dots(x.device)
 
 
 def few_gated(

@@ -63,9 +63,8 @@ def choosing_experts(x: Tensor, products: RouterProducts, mlps: ExpertMLPs) -> T
     gate_up, down = mlps.gate_up.packed, mlps.down.packed
     if not (isinstance(gate_up, FourBitExperts) and isinstance(down, FourBitExperts)):
         return None
-    if not 0 < len(x) <= _FEW or gate_up.scale_dtype is not None or down.scale_dtype is not None:
-        return None
-    if not can_choose(products) or not hopper_few_fours.fits(x, gate_up, down):
+    is_few = 0 < len(x) <= _FEW
+    if not (is_few and can_choose(products) and hopper_few_fours.fits(x, gate_up, down)):
         return None
     return _of_mxfp4_by_tensor_cores(x.contiguous(), products, mlps, gate_up, down)
 
@@ -140,8 +139,8 @@ def _of_four_bits(
 ) -> Tensor | None:
     if x.dtype not in HALVES:
         return None
-    if len(x) <= _FEW and gate_up.scale_dtype is None and down.scale_dtype is None:
-        return _of_mxfp4_for_few(x.contiguous(), routing, mlps, gate_up, down)
+    if len(x) <= _FEW:
+        return _of_four_bits_for_few(x.contiguous(), routing, mlps, gate_up, down)
     block = block_on_hopper(routing.experts.numel() / mlps.count)
     if block is not None and _is_for_hopper(x, gate_up) and _is_for_hopper(x, down):
         return _of_mxfp4_on_hopper(x, routing, mlps, gate_up, down, block)
@@ -154,7 +153,7 @@ def _of_four_bits(
     return sum_of_chosen(found, routing, mlps.count)
 
 
-def _of_mxfp4_for_few(
+def _of_four_bits_for_few(
     x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: FourBitExperts, down: FourBitExperts
 ) -> Tensor:
     if hopper_few_fours.fits(x, gate_up, down):
