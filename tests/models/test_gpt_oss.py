@@ -126,14 +126,14 @@ def test_a_gguf_file(oracle: Oracle, keeps_types: bool, tmp_path: Path) -> None:
         oracle.check(found, 0)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "expert_parallel"), [(1, False), (2, False), (2, True)])
 def test_a_gguf_file_has_a_checkpoints_matrices_for_a_gpu(
-    oracle: Oracle, ranks: int, tmp_path: Path
+    oracle: Oracle, ranks: int, expert_parallel: bool, tmp_path: Path
 ) -> None:
     """Which grouped products multiply; here they are dequantised."""
     files = GGUFSource(write_gguf(oracle, tmp_path / "x.gguf"), True, on_gpu=True)
     for rank in range(ranks):
-        tp = TensorParallel(rank, ranks, expert_parallel=True)
+        tp = TensorParallel(rank, ranks, expert_parallel=expert_parallel)
         built = [
             build_model(source, torch.float32, CPU, False, tp)
             for source in (files, open_model(str(oracle.folder)))
