@@ -81,7 +81,8 @@ class Misfits:
 
     def _stack_without(self, names: Iterable[str]) -> Inner | None:
         """The tensor of all experts of a layer that lacks this one."""
-        firsts = (self.found.get(EXPERT.sub(r"\g<1>0\3", name)) for name in names)
+        experts = (EXPERT.fullmatch(name) for name in names)
+        firsts = (self.found.get(f"{of[1]}0{of[3]}") for of in experts if of is not None)
         stacks = (of_stack(first) for first in firsts if first is not None)
         return next((stack for stack in stacks if stack is not None), None)
 
