@@ -102,16 +102,53 @@ def test_quantised_while_loading(oracles):
     assert isinstance(attention.o_proj.matrix, QuantizedMatrix)
 
 
-def test_the_layer_that_guesses_is_left_out(oracles, tmp_path, caplog):
-    folder = oracles("deepseek-v3").folder
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(folder / "model.safetensors")
-    more = {"model.layers.3.eh_proj.weight": torch.zeros(2, 3)}
-    save_file({**tensors, **more}, tmp_path / "model.safetensors", {"format": "pt"})
+def rewritten(source: Path, folder: Path, fields: dict[str, Any], *more: str) -> Path:
+    """A checkpoint whose config has other fields (None: not those), and that has more tensors."""
+    raw = json.loads((source / "config.json").read_text()) | fields
+    raw = {key: value for key, value in raw.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(raw))
+    tensors = load_file(source / "model.safetensors")
+    tensors |= {name: torch.zeros(2, 3) for name in more}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+MTP = ("model.layers.3.eh_proj.weight", "model.layers.3.mlp.down_proj.weight")
+LEFT_OUT = "The MTP layer (2 tensors) is not loaded"
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, f"{LEFT_OUT}; speculative=mtp drafts with it."),
+        (None, f"{LEFT_OUT}; speculative=mtp drafts with it."),  # what transformers takes it for
+        (0, f"{LEFT_OUT}."),
+    ],
+)
+def test_the_layer_that_guesses_is_left_out(count, said, oracles, tmp_path, caplog):
+    fields = {"num_nextn_predict_layers": count}
+    rewritten(oracles("deepseek-v3").folder, tmp_path, fields, *MTP)
     with caplog.at_level("WARNING", "quire"):
         load(tmp_path)
-    assert "The MTP layer (1 tensors) is not loaded; speculative=mtp drafts with it" in caplog.text
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+@pytest.mark.parametrize("count", [0, 1, None])
+def test_layers_that_the_config_does_not_count_are_no_mtp_layers(count, oracles, tmp_path):
+    """Without them the model would answer, and wrongly."""
+    fields = {"num_hidden_layers": 2, "num_nextn_predict_layers": count}
+    rewritten(oracles("deepseek-v3").folder, tmp_path, fields)
+    with pytest.raises(ModelError, match=r"unexpected: model\.layers\.2\.input_layernorm\.weight"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.77.foo.weight", "model.layers.4.eh_proj.weight", "model.layers.3.a.b"]
+)
+def test_tensors_of_no_layer_are_refused(name, oracles, tmp_path):
+    rewritten(oracles("deepseek-v3").folder, tmp_path, {}, name)
+    with pytest.raises(ModelError, match=f"unexpected: {re.escape(name)}"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("ending", ["weight", "e_score_correction_bias"])

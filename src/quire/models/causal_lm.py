@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import ClassVar
 
 import torch
@@ -37,6 +37,10 @@ class CheckpointModel(Block, ABC):
     def text_tensor(self, name: str) -> str | None:
         """What `weights` calls a checkpoint's tensor; None: it is not of this model."""
         return name
+
+    def unexpected(self, left_out: Collection[str]) -> list[str]:
+        """The tensors that `text_tensor` leaves out, and that no checkpoint of this model has."""
+        return []
 
     def left_out(self, count: int) -> str | None:
         """What to say of `count` tensors of a checkpoint that are not of this model."""

@@ -39,7 +39,7 @@ class DeepseekConfig(ModelConfig):
     attention_scale: float
     interleaved: bool  # neighbours turn, not halves
     rule: RoutingRule
-    has_mtp: bool = False  # the checkpoint has an MTP layer behind the last one
+    mtp_layers: int = 0  # that the checkpoint has behind the last one; the first of them drafts
     caches_mtp: bool = False  # blocks have room for its KV, too: it drafts
 
     @property
@@ -56,7 +56,7 @@ class DeepseekConfig(ModelConfig):
         return self.head_dim + self.latent.values
 
     def with_mtp(self) -> DeepseekConfig:
-        return replace(self, caches_mtp=True) if self.has_mtp else super().with_mtp()
+        return replace(self, caches_mtp=True) if self.mtp_layers else super().with_mtp()
 
 
 def deepseek_attention(config: DeepseekConfig, layer: int, tp: TensorParallel) -> LatentAttention:
