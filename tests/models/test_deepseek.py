@@ -69,6 +69,15 @@ def test_one_stream_for_all_heads(oracles):
     assert groups == (KVGroup((0, 1, 2), (KVStream(1, 20, rank=16),)),)
 
 
+def test_v2_turns_neighbours_whatever_its_config_says(oracles, tmp_path):
+    """`rope_interleave` is a field of V3 alone."""
+    oracle, says_halves = oracles("deepseek-v2"), {"rope_interleave": False}
+    model = load(rewritten(oracle.folder, tmp_path, says_halves))
+    oracle.check(PagedModel(model, backend_for(CPU), 4).step({"a": oracle.ids[:20]})["a"], 0)
+    v3 = rewritten(oracles("deepseek-v3").folder, tmp_path, says_halves)
+    assert not open_model(str(v3)).config.interleaved
+
+
 class AllMatrices(Method):
     """DeepSeek's own checkpoints: `kv_a_proj_with_mqa` is quantised, too."""
 

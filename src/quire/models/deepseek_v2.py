@@ -126,7 +126,7 @@ class DeepseekForCausalLM(DecoderForCausalLM):
             **vars(replace(config, head_dim=head_dim, experts=experts)),
             latent=latent,
             attention_scale=head_dim**-0.5 * softmax_magnitude(raw),
-            interleaved=flag(raw, "rope_interleave", True),
+            interleaved=True,
             rule=cls.rule(raw, experts),
         )
 

@@ -47,7 +47,8 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> DeepseekConfig:
         layers = whole_number(raw, "num_nextn_predict_layers", least=0, most=MOST_LAYERS)
-        return replace(super().adapt(config, raw), mtp_layers=layers)
+        interleaved = flag(raw, "rope_interleave", True)  # V2 has no such field
+        return replace(super().adapt(config, raw), mtp_layers=layers, interleaved=interleaved)
 
     def kv_groups(self, tp: TensorParallel) -> tuple[KVGroup, ...]:
         """The KV of an MTP layer that drafts is that of one more layer, in the same blocks."""
