@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tiny_ranks import ranks_in_threads
 
 from quire import LLM, SamplingParams
-from quire.errors import ModelError
+from quire.errors import ConfigError, ModelError
 from quire.kernels.backend import backend_for
 from quire.kernels.fp8 import dequantise_groups, quantise_groups
 from quire.kernels.reference import ReferenceBackend
@@ -241,6 +241,16 @@ def test_latents_in_fp8(oracles, tmp_path):
     assert np.abs(np.subtract(expected["cold"], expected["plain"])).mean() > 0.01
     for case, wanted in expected.items():
         assert np.median(np.abs(np.subtract(scores[case], wanted))) < 1e-4
+
+
+@pytest.mark.parametrize("rank", [17, 18])
+def test_ragged_latents_are_refused_in_fp8(rank, oracles, tmp_path):
+    """Before a tensor is looked at: there are none."""
+    raw = json.loads((oracles("deepseek-v3").folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "kv_lora_rank": rank}))
+    settings = {"load_format": "dummy", "device": "cpu", "kv_cache_dtype": "fp8"}
+    with pytest.raises(ConfigError, match=f"the model has kv_lora_rank={rank}; leave it"):
+        LLM(str(tmp_path), use_tqdm=False, **settings)
 
 
 def as_fp8(latents):
