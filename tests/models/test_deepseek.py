@@ -184,6 +184,7 @@ def test_a_router_of_what_is_not_a_number_is_refused_by_name(ending, oracles, tm
             "3 experts from 2 groups of 1",
         ),
         ({"num_experts_per_tok": 9}, "9 of 8 experts"),
+        ({"qk_rope_head_dim": 5, "qk_nope_head_dim": 7}, "qk_rope_head_dim=5, which cannot be rot"),
     ],
 )
 def test_bad_configs(changes, said, oracles, tmp_path):
@@ -241,6 +242,26 @@ def test_latents_in_fp8(oracles, tmp_path):
     assert np.abs(np.subtract(expected["cold"], expected["plain"])).mean() > 0.01
     for case, wanted in expected.items():
         assert np.median(np.abs(np.subtract(scores[case], wanted))) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"qk_nope_head_dim": 7},
+        {"qk_nope_head_dim": 7, "v_head_dim": 9},
+        {"num_attention_heads": 16, "num_key_value_heads": 16},  # of 48 / 16 features
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("backend", [backend_for(CPU), ReferenceBackend()], ids=lambda b: b.name)
+def test_what_never_turns_may_be_odd(shape, backend, tmp_path, monkeypatch):
+    """Absorbed and expanded, and where no `head_dim` is said."""
+    monkeypatch.setattr(latent, "MOST_ABSORBED", 5)
+    oracle = Oracle("deepseek-v3", tmp_path, **shape)
+    model = load(rewritten(tmp_path, tmp_path, {"head_dim": None}))
+    paged = PagedModel(model, backend, block_size=4)
+    for start, end in ((0, 4), (4, 17), (17, 18)):
+        oracle.check(paged.step({"a": oracle.ids[start:end]})["a"], start)
 
 
 @pytest.mark.parametrize("rank", [17, 18])

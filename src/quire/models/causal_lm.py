@@ -69,6 +69,7 @@ class CausalLM(CheckpointModel):
     gguf: ClassVar[GGUFArchitecture | None] = None  # None: there are no GGUF files of it
     activation: ClassVar[Activation] = Activation.SILU  # the one that its MLPs compute
     activation_field: ClassVar[str] = "hidden_act"  # where its config.json names one
+    head_dim_field: ClassVar[str] = "head_dim"  # where it says how wide the heads are that turn
 
     @classmethod
     def text_config(cls, raw: Raw) -> Raw:

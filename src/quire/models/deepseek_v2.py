@@ -98,6 +98,7 @@ class DeepseekForCausalLM(DecoderForCausalLM):
     """What V2 and V3 share."""
 
     corrected: ClassVar[bool]  # whether routers have learned corrections of the choice
+    head_dim_field = "qk_rope_head_dim"  # the rest of a head, which adds to its width, never turns
 
     def __init__(self, config: DeepseekConfig, tp: TensorParallel = SINGLE) -> None:
         super().__init__(config, tp)
@@ -113,7 +114,7 @@ class DeepseekForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def rope(cls, raw: Raw, head_dim: int) -> RopeConfig:
-        return scaled_rope(raw, whole_number(raw, "qk_rope_head_dim", most=MOST_HEAD_FEATURES))
+        return scaled_rope(raw, head_dim)
 
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> DeepseekConfig:
