@@ -28,7 +28,7 @@ from quire.layers.formats import AllDense, MatrixFormats
 from quire.layers.tp import SINGLE
 from quire.models.config import ModelConfig
 from quire.models.pool_groups import declared_groups
-from quire.models.source import ModelSource
+from quire.models.source import ModelSource, rounded_twice
 from quire.progress import human_bytes, say, say_step
 from quire.ranks.leader import Ranks
 from quire.ranks.pool import ShardedPool
@@ -65,6 +65,8 @@ def build_engine(
             source.config = replace(source.config, formats=formats)
         _check_length(config, source.config)
         check_tiers(config)
+        if (said := rounded_twice(source, config.quantization)) is not None:
+            log.warning(said)
         _check_fp8(config, source.config, device)
         check_size(size, source.config, device, config.enable_expert_parallel)
     ranks = Ranks(config, device, size) if size > 1 or through_group else None
