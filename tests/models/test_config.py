@@ -105,6 +105,13 @@ def test_what_a_family_leaves_unsaid() -> None:
     assert family("Qwen3", head_dim=None).head_dim == 128
 
 
+@pytest.mark.parametrize(("name", "count"), [("GptOss", 128), ("Mixtral", 8), ("Qwen3Moe", 128)])
+def test_experts_that_are_not_counted(name: str, count: int) -> None:
+    experts, few = family(name).experts, family(name, num_local_experts=60).experts
+    assert experts is not None and experts.count == count
+    assert few is not None and few.count == 60
+
+
 def test_smollm3_layers() -> None:
     config = family("SmolLM3", use_sliding_window=True, sliding_window=32)
     assert isinstance(config, SmolLM3Config)

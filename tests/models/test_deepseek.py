@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tiny_ranks import ranks_in_threads
 
 from quire import LLM, SamplingParams
-from quire.errors import ModelError
+from quire.errors import ConfigError, ModelError
 from quire.kernels.backend import backend_for
 from quire.kernels.fp8 import dequantise_groups, quantise_groups
 from quire.kernels.reference import ReferenceBackend
@@ -69,6 +69,15 @@ def test_one_stream_for_all_heads(oracles):
     assert groups == (KVGroup((0, 1, 2), (KVStream(1, 20, rank=16),)),)
 
 
+def test_v2_turns_neighbours_whatever_its_config_says(oracles, tmp_path):
+    """`rope_interleave` is a field of V3 alone."""
+    oracle, says_halves = oracles("deepseek-v2"), {"rope_interleave": False}
+    model = load(rewritten(oracle.folder, tmp_path, says_halves))
+    oracle.check(PagedModel(model, backend_for(CPU), 4).step({"a": oracle.ids[:20]})["a"], 0)
+    v3 = rewritten(oracles("deepseek-v3").folder, tmp_path, says_halves)
+    assert not open_model(str(v3)).config.interleaved
+
+
 class AllMatrices(Method):
     """DeepSeek's own checkpoints: `kv_a_proj_with_mqa` is quantised, too."""
 
@@ -102,16 +111,53 @@ def test_quantised_while_loading(oracles):
     assert isinstance(attention.o_proj.matrix, QuantizedMatrix)
 
 
-def test_the_layer_that_guesses_is_left_out(oracles, tmp_path, caplog):
-    folder = oracles("deepseek-v3").folder
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(folder / "model.safetensors")
-    more = {"model.layers.3.eh_proj.weight": torch.zeros(2, 3)}
-    save_file({**tensors, **more}, tmp_path / "model.safetensors", {"format": "pt"})
+def rewritten(source: Path, folder: Path, fields: dict[str, Any], *more: str) -> Path:
+    """A checkpoint whose config has other fields (None: not those), and that has more tensors."""
+    raw = json.loads((source / "config.json").read_text()) | fields
+    raw = {key: value for key, value in raw.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(raw))
+    tensors = load_file(source / "model.safetensors")
+    tensors |= {name: torch.zeros(2, 3) for name in more}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+MTP = ("model.layers.3.eh_proj.weight", "model.layers.3.mlp.down_proj.weight")
+LEFT_OUT = "The MTP layer (2 tensors) is not loaded"
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, f"{LEFT_OUT}; speculative=mtp drafts with it."),
+        (None, f"{LEFT_OUT}; speculative=mtp drafts with it."),  # what transformers takes it for
+        (0, f"{LEFT_OUT}."),
+    ],
+)
+def test_the_layer_that_guesses_is_left_out(count, said, oracles, tmp_path, caplog):
+    fields = {"num_nextn_predict_layers": count}
+    rewritten(oracles("deepseek-v3").folder, tmp_path, fields, *MTP)
     with caplog.at_level("WARNING", "quire"):
         load(tmp_path)
-    assert "The MTP layer (1 tensors) is not loaded; speculative=mtp drafts with it" in caplog.text
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+@pytest.mark.parametrize("count", [0, 1, None])
+def test_layers_that_the_config_does_not_count_are_no_mtp_layers(count, oracles, tmp_path):
+    """Without them the model would answer, and wrongly."""
+    fields = {"num_hidden_layers": 2, "num_nextn_predict_layers": count}
+    rewritten(oracles("deepseek-v3").folder, tmp_path, fields)
+    with pytest.raises(ModelError, match=r"unexpected: model\.layers\.2\.input_layernorm\.weight"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.77.foo.weight", "model.layers.4.eh_proj.weight", "model.layers.3.a.b"]
+)
+def test_tensors_of_no_layer_are_refused(name, oracles, tmp_path):
+    rewritten(oracles("deepseek-v3").folder, tmp_path, {}, name)
+    with pytest.raises(ModelError, match=f"unexpected: {re.escape(name)}"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("ending", ["weight", "e_score_correction_bias"])
@@ -138,6 +184,7 @@ def test_a_router_of_what_is_not_a_number_is_refused_by_name(ending, oracles, tm
             "3 experts from 2 groups of 1",
         ),
         ({"num_experts_per_tok": 9}, "9 of 8 experts"),
+        ({"qk_rope_head_dim": 5, "qk_nope_head_dim": 7}, "qk_rope_head_dim=5, which cannot be rot"),
     ],
 )
 def test_bad_configs(changes, said, oracles, tmp_path):
@@ -195,6 +242,36 @@ def test_latents_in_fp8(oracles, tmp_path):
     assert np.abs(np.subtract(expected["cold"], expected["plain"])).mean() > 0.01
     for case, wanted in expected.items():
         assert np.median(np.abs(np.subtract(scores[case], wanted))) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"qk_nope_head_dim": 7},
+        {"qk_nope_head_dim": 7, "v_head_dim": 9},
+        {"num_attention_heads": 16, "num_key_value_heads": 16},  # of 48 / 16 features
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("backend", [backend_for(CPU), ReferenceBackend()], ids=lambda b: b.name)
+def test_what_never_turns_may_be_odd(shape, backend, tmp_path, monkeypatch):
+    """Absorbed and expanded, and where no `head_dim` is said."""
+    monkeypatch.setattr(latent, "MOST_ABSORBED", 5)
+    oracle = Oracle("deepseek-v3", tmp_path, **shape)
+    model = load(rewritten(tmp_path, tmp_path, {"head_dim": None}))
+    paged = PagedModel(model, backend, block_size=4)
+    for start, end in ((0, 4), (4, 17), (17, 18)):
+        oracle.check(paged.step({"a": oracle.ids[start:end]})["a"], start)
+
+
+@pytest.mark.parametrize("rank", [17, 18])
+def test_ragged_latents_are_refused_in_fp8(rank, oracles, tmp_path):
+    """Before a tensor is looked at: there are none."""
+    raw = json.loads((oracles("deepseek-v3").folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "kv_lora_rank": rank}))
+    settings = {"load_format": "dummy", "device": "cpu", "kv_cache_dtype": "fp8"}
+    with pytest.raises(ConfigError, match=f"the model has kv_lora_rank={rank}; leave it"):
+        LLM(str(tmp_path), use_tqdm=False, **settings)
 
 
 def as_fp8(latents):

@@ -56,6 +56,26 @@ def dense(matrix: Matrix) -> torch.Tensor:
     return matrix.dense()
 
 
+@pytest.mark.parametrize(
+    ("type_", "quantization", "words"),
+    [
+        (Type.Q4_0, "int8", "matrices (Q4_0) are dequantised and rounded once more, to int8"),
+        (Type.Q4_0, None, ""),
+        (Type.Q4_0, "none", ""),
+        (Type.F16, "int8", ""),  # its embedding and head, which stay numbers, are in Q8_0
+    ],
+)
+def test_a_file_that_is_rounded_once_more_says_so(
+    type_: Type, quantization: str | None, words: str, tmp_path: Path, caplog: Any
+) -> None:
+    ends = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), Type.Q8_0)
+    path = write(tmp_path, "Llama", type_, ends)
+    with LLM(str(path), device="cpu", num_blocks=8, quantization=quantization, use_tqdm=False):
+        said = [text for text in caplog.messages if "rounded" in text]
+    assert len(said) == bool(words)
+    assert words in "".join(said)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
     ("name", "type_"),

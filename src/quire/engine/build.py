@@ -21,14 +21,14 @@ from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
 from quire.errors import ConfigError
 from quire.histogram import BucketCounts
-from quire.kernels.fp8 import FP8
+from quire.kernels.fp8 import FP8, SCALE
 from quire.kv.layout import KVLayout
 from quire.kv.prefix import PrefixCache
 from quire.layers.formats import AllDense, MatrixFormats
 from quire.layers.tp import SINGLE
 from quire.models.config import ModelConfig
 from quire.models.pool_groups import declared_groups
-from quire.models.source import ModelSource
+from quire.models.source import ModelSource, rounded_twice
 from quire.progress import human_bytes, say, say_step
 from quire.ranks.leader import Ranks
 from quire.ranks.pool import ShardedPool
@@ -65,6 +65,8 @@ def build_engine(
             source.config = replace(source.config, formats=formats)
         _check_length(config, source.config)
         check_tiers(config)
+        if (said := rounded_twice(source, config.quantization)) is not None:
+            log.warning(said)
         _check_fp8(config, source.config, device)
         check_size(size, source.config, device, config.enable_expert_parallel)
     ranks = Ranks(config, device, size) if size > 1 or through_group else None
@@ -191,14 +193,22 @@ def _check_fp8(config: EngineConfig, model: ModelConfig, device: torch.device) -
     """A CPU turns latents into numbers; K and V are read by a GPU's kernels alone."""
     if config.kv_cache_dtype != "fp8":
         return
+    groups = declared_groups(model)
     if device.type == "cuda":
         converts = torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
     else:
-        converts = KVLayout(declared_groups(model), config.block_size, FP8).is_replicated
+        converts = KVLayout(groups, config.block_size, FP8).is_replicated
     if not converts:
         raise ConfigError(
             "kv_cache_dtype='fp8' needs an NVIDIA GPU of the Ada or Hopper generation or later; "
             "leave it at 'auto' here."
+        )
+    ranks = (stream.rank for group in groups for stream in group.streams)
+    ragged = next((rank for rank in ranks if rank and rank % SCALE.itemsize), None)
+    if ragged is not None:  # the scales behind a latent's bytes would not be aligned
+        raise ConfigError(
+            f"kv_cache_dtype='fp8' is for latents of a multiple of {SCALE.itemsize} numbers, and "
+            f"the model has kv_lora_rank={ragged:,}; leave it at 'auto' here."
         )
 
 

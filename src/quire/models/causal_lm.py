@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import ClassVar
 
 import torch
@@ -38,6 +38,10 @@ class CheckpointModel(Block, ABC):
         """What `weights` calls a checkpoint's tensor; None: it is not of this model."""
         return name
 
+    def unexpected(self, left_out: Collection[str]) -> list[str]:
+        """The tensors that `text_tensor` leaves out, and that no checkpoint of this model has."""
+        return []
+
     def left_out(self, count: int) -> str | None:
         """What to say of `count` tensors of a checkpoint that are not of this model."""
         return f"{count:,} tensors are not of the language model, and are not loaded."
@@ -65,6 +69,7 @@ class CausalLM(CheckpointModel):
     gguf: ClassVar[GGUFArchitecture | None] = None  # None: there are no GGUF files of it
     activation: ClassVar[Activation] = Activation.SILU  # the one that its MLPs compute
     activation_field: ClassVar[str] = "hidden_act"  # where its config.json names one
+    head_dim_field: ClassVar[str] = "head_dim"  # where it says how wide the heads are that turn
 
     @classmethod
     def text_config(cls, raw: Raw) -> Raw:

@@ -105,11 +105,6 @@ class ModelConfig(CheckpointConfig):
                 f"The model's {self.num_heads} attention heads cannot share "
                 f"{self.num_kv_heads} KV heads evenly: its config is damaged."
             )
-        if self.head_dim % 2:
-            raise ModelError(
-                f"The model has head_dim={self.head_dim}, which cannot be rotated in pairs: its "
-                f"config is damaged."
-            )
         if self.num_heads * self.head_dim > MOST_FEATURES:
             raise ModelError(
                 f"The model has {self.num_heads:,} attention heads of {self.head_dim:,} features "

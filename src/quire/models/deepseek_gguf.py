@@ -27,6 +27,7 @@ def implied(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
     if raw.get("expert_gating_func") == SIGMOID:
         found["architectures"] = ["DeepseekV3ForCausalLM"]
+        found["num_nextn_predict_layers"] = 0  # converters leave it out
         found |= {"n_group": raw.get("n_group", 1), "topk_group": raw.get("topk_group", 1)}
     if raw.get("yarn_log_multiplier"):  # a tenth of both
         mscale = 10 * raw["yarn_log_multiplier"]

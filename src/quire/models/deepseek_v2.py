@@ -39,7 +39,7 @@ class DeepseekConfig(ModelConfig):
     attention_scale: float
     interleaved: bool  # neighbours turn, not halves
     rule: RoutingRule
-    has_mtp: bool = False  # the checkpoint has an MTP layer behind the last one
+    mtp_layers: int = 0  # that the checkpoint has behind the last one; the first of them drafts
     caches_mtp: bool = False  # blocks have room for its KV, too: it drafts
 
     @property
@@ -56,7 +56,7 @@ class DeepseekConfig(ModelConfig):
         return self.head_dim + self.latent.values
 
     def with_mtp(self) -> DeepseekConfig:
-        return replace(self, caches_mtp=True) if self.has_mtp else super().with_mtp()
+        return replace(self, caches_mtp=True) if self.mtp_layers else super().with_mtp()
 
 
 def deepseek_attention(config: DeepseekConfig, layer: int, tp: TensorParallel) -> LatentAttention:
@@ -98,6 +98,7 @@ class DeepseekForCausalLM(DecoderForCausalLM):
     """What V2 and V3 share."""
 
     corrected: ClassVar[bool]  # whether routers have learned corrections of the choice
+    head_dim_field = "qk_rope_head_dim"  # the rest of a head, which adds to its width, never turns
 
     def __init__(self, config: DeepseekConfig, tp: TensorParallel = SINGLE) -> None:
         super().__init__(config, tp)
@@ -113,7 +114,7 @@ class DeepseekForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def rope(cls, raw: Raw, head_dim: int) -> RopeConfig:
-        return scaled_rope(raw, whole_number(raw, "qk_rope_head_dim", most=MOST_HEAD_FEATURES))
+        return scaled_rope(raw, head_dim)
 
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> DeepseekConfig:
@@ -126,7 +127,7 @@ class DeepseekForCausalLM(DecoderForCausalLM):
             **vars(replace(config, head_dim=head_dim, experts=experts)),
             latent=latent,
             attention_scale=head_dim**-0.5 * softmax_magnitude(raw),
-            interleaved=flag(raw, "rope_interleave", True),
+            interleaved=True,
             rule=cls.rule(raw, experts),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from quire.models.config import ExpertsConfig, ModelConfig
 from quire.models.deepseek_v2 import DeepseekConfig, DeepseekForCausalLM, read_groups
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
+OF_MTP = re.compile(LAYER.pattern + r"(eh_proj|enorm|hnorm|shared_head|embed_tokens)\.")
 
 
 class DeepseekV3ForCausalLM(DeepseekForCausalLM):
@@ -39,12 +41,14 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
         "norm_topk_prob": True,
         "n_group": 8,
         "topk_group": 4,
+        "num_nextn_predict_layers": 1,
     }
 
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> DeepseekConfig:
-        layers = whole_number(raw, "num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
-        return replace(super().adapt(config, raw), has_mtp=layers > 0)
+        layers = whole_number(raw, "num_nextn_predict_layers", least=0, most=MOST_LAYERS)
+        interleaved = flag(raw, "rope_interleave", True)  # V2 has no such field
+        return replace(super().adapt(config, raw), mtp_layers=layers, interleaved=interleaved)
 
     def kv_groups(self, tp: TensorParallel) -> tuple[KVGroup, ...]:
         """The KV of an MTP layer that drafts is that of one more layer, in the same blocks."""
@@ -55,13 +59,22 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
         return (replace(group, layers=(*group.layers, self.config.num_layers)),)
 
     def text_tensor(self, name: str) -> str | None:
-        """Checkpoints have a layer more, which guesses the token after the next one (MTP)."""
-        return name if layer_of(name) < self.config.num_layers else None
+        """Checkpoints have a layer more, which guesses the token after the next one (MTP). Some
+        configs deny it, so that there may always be one."""
+        behind = layer_of(name) - self.config.num_layers
+        return None if 0 <= behind < max(1, self.config.mtp_layers) else name
+
+    def unexpected(self, left_out: Collection[str]) -> list[str]:
+        """Those of layers without what MTP layers alone have: the model's own, which its config
+        does not count."""
+        guessing = {layer_of(name) for name in left_out if OF_MTP.match(name)}
+        return [name for name in left_out if layer_of(name) not in guessing]
 
     def left_out(self, count: int) -> str | None:
         if self.config.caches_mtp:  # `DeepseekMTP` has them
             return None
-        return f"The MTP layer ({count:,} tensors) is not loaded; speculative=mtp drafts with it."
+        said = f"The MTP layer ({count:,} tensors) is not loaded"
+        return f"{said}; speculative=mtp drafts with it." if self.config.mtp_layers else f"{said}."
 
     @classmethod
     def rule(cls, raw: Raw, experts: ExpertsConfig) -> RoutingRule:

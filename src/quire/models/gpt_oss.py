@@ -44,6 +44,7 @@ class GptOssForCausalLM(DecoderForCausalLM):
     defaults: ClassVar[Raw] = {
         "head_dim": 64,
         "max_position_embeddings": 131_072,
+        "num_experts": 128,
         "num_experts_per_tok": 4,
         "rms_norm_eps": 1e-5,
         "rope_theta": 150_000.0,

@@ -38,7 +38,7 @@ def read_hf_config(raw: Raw) -> ModelConfig:
     heads = whole_number(raw, "num_attention_heads", most=MOST_FEATURES)
     hidden = whole_number(raw, "hidden_size", most=MOST_FEATURES)
     layers = whole_number(raw, "num_hidden_layers", most=MOST_LAYERS)
-    head_dim = whole_number(raw, "head_dim", hidden // heads, most=MOST_HEAD_FEATURES)
+    head_dim = read_head_dim(raw, model.head_dim_field, hidden // heads)
     vocab = whole_number(raw, "vocab_size", most=MOST_TOKENS)
     # An id that the model cannot draw ends nothing; some checkpoints have one.
     ends = [i for i in token_ids(raw, "eos_token_id") if 0 <= i < vocab]
@@ -69,6 +69,16 @@ def read_architecture(raw: Raw) -> str:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError("config.json names no architecture, so it is not a language model's.")
     return names[0]
+
+
+def read_head_dim(raw: Raw, field: str, default: int) -> int:
+    head_dim = whole_number(raw, field, default, most=MOST_HEAD_FEATURES)
+    if head_dim % 2:
+        raise ModelError(
+            f"The model has {field}={head_dim}, which cannot be rotated in pairs: its config is "
+            f"damaged."
+        )
+    return head_dim
 
 
 def refuse_unsupported(raw: Raw, model: type[CausalLM]) -> None:

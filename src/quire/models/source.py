@@ -108,6 +108,21 @@ def open_model(
     return source
 
 
+def rounded_twice(source: ModelSource, quantization: str | None) -> str | None:
+    """What to say of a file that is rounded already, and whose numbers are rounded once more."""
+    if quantization not in MADE:
+        return None
+    from quire.models.checkpoints.gguf import GGUFSource
+
+    if not isinstance(source, GGUFSource) or not source.quantised_types:
+        return None
+    types = ", ".join(source.quantised_types)
+    return (
+        f"The GGUF file's matrices ({types}) are dequantised and rounded once more, to "
+        f"{quantization}; weights in 16 bits would lose less."
+    )
+
+
 def _open(
     name: str,
     load_format: str,

@@ -188,6 +188,13 @@ DAMAGES: dict[str, tuple[str, str, Change, str]] = {
         lambda t: t[1:],
         r"q_proj.g_idx is \[255\]",
     ),
+    "an index of nothing": ("gptq", f"{Q}.g_idx", lambda t: t[:0], r"q_proj.g_idx is \[0\], not"),
+    "an index without its end": (
+        "gptq",
+        f"{Q}.g_idx",
+        lambda t: t[:-1],
+        r"q_proj.g_idx is \[255\], not \[256\]",
+    ),
     "a bias of no matrix": (
         "gptq",
         f"{Q}.bias",

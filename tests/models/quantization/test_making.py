@@ -16,8 +16,9 @@ from quire import LLM, SamplingParams
 from quire.errors import ConfigError, ModelError
 from quire.kernels.backend import backend_for
 from quire.layers.quantized.matrix import QuantizedMatrix
+from quire.layers.tp import TensorParallel
 from quire.models.causal_lm import CausalLM
-from quire.models.source import build_model, open_model
+from quire.models.source import build_model, open_model, shapes
 
 IDS = [5, 17, 99, 3, 42, 130, 0, 77]
 CPU = torch.device("cpu")
@@ -96,6 +97,22 @@ def test_random_weights_of_a_quantised_checkpoint(method: str, tmp_path: Path) -
         right = {name: (t.dtype, t.shape) for name, t in stored[path].named_parameters()}
         assert found["weight"] == right["weight"]
         assert found.keys() == right.keys()
+
+
+@pytest.mark.parametrize(
+    ("features", "ranks", "said"),
+    [
+        (81, 1, r"down_proj has 81 inputs, which 4 bits .*: choose another quantization or model"),
+        (81, 3, r"down_proj has 81 inputs, which 4 bits .*: choose another quantization or model"),
+        (162, 2, r"down_proj has a part of 81 inputs, .*: choose another tensor_parallel_size or"),
+    ],
+)
+def test_odd_rows_have_no_four_bits(features: int, ranks: int, said: str, tmp_path: Path) -> None:
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 8}
+    folder = write_weights(tmp_path / "m", intermediate_size=features, **heads)
+    config = open_model(str(folder), quantization="int4").config
+    with pytest.raises(ModelError, match=said):
+        list(shapes(config, TensorParallel(0, ranks)).weights())
 
 
 def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:

@@ -216,11 +216,7 @@ class GroupedMatrix(QuantizedMatrix):
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         if self.in_features % self.codes_per_byte:
-            raise ModelError(
-                f"{whole.name} has a part of {self.in_features:,} inputs, which {self.kind.bits} "
-                f"bits a number do not store in whole bytes: choose another tensor_parallel_size "
-                f"or model."
-            )
+            raise self._in_no_whole_bytes(whole)
         codes, scales = self.weight[rows], self.weight_scale[rows]
         if self.kind.makes:
             kept = [codes, scales]
@@ -239,6 +235,17 @@ class GroupedMatrix(QuantizedMatrix):
             yield zeros.stored_as(torch.uint8)
         if self.group_index is not None:
             yield self._index(whole, self.group_index)
+
+    def _in_no_whole_bytes(self, whole: Weight) -> ModelError:
+        """No ranks can share what is odd from the start."""
+        inputs = whole.shape[1]
+        is_cut = inputs % self.codes_per_byte == 0
+        part = f"a part of {self.in_features:,}" if is_cut else f"{inputs:,}"
+        other = "tensor_parallel_size" if is_cut else "quantization"
+        return ModelError(
+            f"{whole.name} has {part} inputs, which {self.kind.bits} bits a number do not store in "
+            f"whole bytes: choose another {other} or model."
+        )
 
     def _of_groups(self, whole: Weight) -> Weight:
         width = whole.shape[1]

@@ -22,7 +22,7 @@ from quire.layers.quantized.gguf import GGUFFormats, keeps_codes_on_gpu, keeps_h
 from quire.layers.quantized.gguf_experts import MATRICES, keeps_experts_on_gpu
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
-from quire.models.checkpoints.gguf_file import GGUFFile
+from quire.models.checkpoints.gguf_file import QUANTISED, GGUFFile
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.tensor_views import HeadsOfTwo, OneRow, ReorderedRows, Shifted
 from quire.models.text.tokenizer import Tokenizer
@@ -59,6 +59,12 @@ class GGUFSource:
         if "tokenizer.ggml.tokens" not in self._file.metadata:
             return None
         return Tokenizer.from_gguf(self._file.metadata)
+
+    @property
+    def quantised_types(self) -> list[str]:
+        """Those that the matrices between both ends of the model are in."""
+        matrices = (info for name, info in self._file.tensors.items() if name.startswith("blk."))
+        return sorted({info.type.name for info in matrices if info.type.name in QUANTISED})
 
     @property
     def bytes_read(self) -> int:

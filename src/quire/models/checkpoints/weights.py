@@ -109,10 +109,12 @@ def assign(
             fused.setdefault(weight.fused.name, []).append(weight)
     assigned: list[Assignment] = []
     filled: set[str] = set()
+    left_out: dict[str, LazyTensor] = {}
     misfits = Misfits(wanted)
     for given, tensor in one_by_one(tensors, model.transposed_experts):
         name = model.text_tensor(given)
         if name is None:
+            left_out[given] = tensor
             continue
         misfits.found[name] = tensor
         weights = [wanted[name]] if name in wanted else fused.get(name, [])
@@ -133,6 +135,8 @@ def assign(
                 misfits.does_not_fit(given, found, None)
     lacking = (weight for weight in wanted.values() if weight.identity not in filled)
     misfits.lack(lacking, stored_name)
+    for given in model.unexpected(left_out):
+        misfits.not_wanted(given, given, left_out[given])
     if misfits.unfit or misfits.unexpected:
         refuse_mixed_experts(model)
     misfits.refuse(model.config.architecture)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -98,6 +98,11 @@ class PoolingModel(CheckpointModel):
             return None
         prefixed = self._prefix + name
         return prefixed if prefixed in self._names else name
+
+    def unexpected(self, left_out: Collection[str]) -> list[str]:
+        if not isinstance(self.body, CausalLM):
+            return []
+        return self.body.unexpected([n for n in left_out if self.body.text_tensor(n) is None])
 
     def left_out(self, count: int) -> str | None:
         return None

@@ -59,8 +59,11 @@ class GptqFormats(CheckpointFormats):
 
     def fitted_to(self, tensors: Mapping[str, LazyTensor]) -> GptqFormats:
         fitted = super().fitted_to(tensors)
-        indices = (tensor for name, tensor in tensors.items() if name.endswith(".g_idx"))
-        by_index = self.by_index or any(not is_in_order(each, self.group) for each in indices)
+        by_index = self.by_index or any(
+            not self._says_nothing(tensor, tensors.get(f"{name.removesuffix('g_idx')}qweight"))
+            for name, tensor in tensors.items()
+            if name.endswith(".g_idx")
+        )
         return replace(fitted, by_index=by_index)
 
     def layer(self, name: str, tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
@@ -82,6 +85,14 @@ class GptqFormats(CheckpointFormats):
         if self.by_index and "g_idx" in tensors:
             views["g_idx"] = tensors["g_idx"]
         return {**rest, **views}
+
+    def _says_nothing(self, index: LazyTensor, codes: LazyTensor | None) -> bool:
+        """One of another length than the codes' inputs is loaded, which says so."""
+        if codes is not None:
+            inputs = tuple(words * (32 // self.bits) for words in codes.shape[:1])
+            if tuple(index.shape) != inputs:
+                return False
+        return is_in_order(index, self.group)
 
 
 def read_gptq(raw: Raw) -> GptqFormats:
