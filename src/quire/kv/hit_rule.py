@@ -5,8 +5,9 @@
     needed                                 block 1   block 2      of this group; of a full one all
 
 A prefix of n tokens is cached if the full groups have all its blocks, and each window group has
-those that the next token looks into, and the last in any case. A hit is the longest such prefix, not the shortest of what
-each group has for itself: where a window is missing, a shorter prefix may have its own.
+those that the next token looks into, and the last in any case. A hit is the longest such prefix,
+not the shortest of what each group has for itself: where a window is missing, a shorter prefix may
+have its own.
 """
 
 from __future__ import annotations
