@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -240,10 +240,14 @@ def new_sequence(request: Request, sample: int, tokenizer: Tokenizer | None) -> 
         tokens=TokenBuffer(request.prompt_ids),
         detokenizer=detokenizer,
         grammar=GrammarState(request.grammar) if request.grammar and sample else None,
-        thought=_thought_budget(request.params),
+        thought=_thought_budget(request.params, tokenizer),
     )
 
 
-def _thought_budget(params: SamplingParams) -> ThoughtBudget | None:
+def _thought_budget(params: SamplingParams, tokenizer: Tokenizer | None) -> ThoughtBudget | None:
     budget, markers = params.thinking_token_budget, params.thought_markers
-    return None if budget is None or markers is None else ThoughtBudget(markers, budget)
+    if budget is None or markers is None:
+        return None
+    if tokenizer is None:
+        return ThoughtBudget(markers, budget)
+    return ThoughtBudget(markers, budget, partial(tokenizer.decode, skip_special_tokens=False))

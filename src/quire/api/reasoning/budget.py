@@ -3,8 +3,9 @@
 tags        <think> … </think>              the thought is closed with its tag
 channels    <|channel|>analysis<|message|> … <|end|>    … and another message is begun
 
-Behind the header of channels' last message, <|channel|>final, no thought comes. A call on the
-channel of thoughts has a recipient in its header, and is not bounded.
+Which message is a thought its header says, in whatever tokens it is spelled. Behind the header of
+channels' last message, <|channel|>final, no thought comes. A call of a function on the channel of
+thoughts has it for a recipient in its header, and is not bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from quire.api.tools import harmony
 from quire.errors import RequestError
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
-from quire.thinking import ThoughtMarkers
+from quire.thinking import ANALYSIS, CHANNEL, FINAL, ThoughtMarkers
 
 
 def with_budget(
@@ -53,17 +54,19 @@ def _tags(tokenizer: Tokenizer, tags: ThoughtTags, opening: Opening) -> ThoughtM
 
 
 def _channels(tokenizer: Tokenizer) -> ThoughtMarkers | None:
-    ids = _ids(tokenizer, harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.START)
+    ids = _ids(tokenizer, CHANNEL, harmony.MESSAGE, harmony.END, harmony.START)
     if ids is None:
         return None
     channel, message, end, start = ids
-    words = (harmony.ANALYSIS, harmony.FINAL, "assistant")
+    between = map(tokenizer.backend.token_to_id, harmony.ENDS)
+    words = (ANALYSIS, FINAL, "assistant")
     analysis, final, assistant = (tokenizer.encode(word, False) for word in words)
     return ThoughtMarkers(
         opens=(channel, *analysis, message),
         closes=(end, start, *assistant, channel),
         ends=(channel, *final),
         comes_first=False,
+        between=tuple(each for each in between if each is not None),
     )
 
 
