@@ -121,8 +121,10 @@ class Request:
     def early_stop_ids(self) -> frozenset[int]:
         """Those that may not be drawn before `min_tokens`; what closes a thought ends nothing else
         there, and may have to be drawn."""
-        markers = self.params.thought_markers
-        return self.stop_ids if markers is None else self.stop_ids.difference(markers.closes)
+        params = self.params
+        if params.thinking_token_budget is None or params.thought_markers is None:
+            return self.stop_ids
+        return self.stop_ids.difference(params.thought_markers.closes)
 
     def release_grammar(self) -> None:
         """It has ended. What refers to each other waits for a garbage collection otherwise."""

@@ -29,9 +29,16 @@ def with_budget(
     is_wish: bool = False,
 ) -> SamplingParams:
     """The same with markers, if there is a budget; without one, if there is no thought to come, or
-    if it cannot be held and is but a wish, as where an API has thoughts only with one."""
-    if params.thinking_token_budget is None or params.thought_markers is not None:
+    if it cannot be held and is but a wish, as where an API has thoughts only with one.
+
+    Markers of channels are there for stop strings as well, which headers are not searched for.
+    """
+    if params.thought_markers is not None:
         return params
+    if params.thinking_token_budget is None:
+        if tokenizer is None or not params.stop or not answer_format.calls.has_channels:
+            return params
+        return replace(params, thought_markers=_channels(tokenizer))
     if tokenizer is None or not answer_format.has_thoughts or opening == "closed":
         return replace(params, thinking_token_budget=None)
     tags = answer_format.thoughts
