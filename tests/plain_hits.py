@@ -6,12 +6,17 @@ def visible(length, window):
     return range(0 if window is None else max(0, length - window + 1), length)
 
 
+def needed(length, window):
+    """Those, and the last in any case: it says that somebody has computed the prefix."""
+    return visible(length, window) or range(max(0, length - 1), length)
+
+
 def plain_hit(num_blocks, windows, block_size, has):
     for count in range(num_blocks, -1, -1):
         if all(
             has(at, position // block_size)
             for at, window in enumerate(windows)
-            for position in visible(count * block_size, window)
+            for position in needed(count * block_size, window)
         ):
             return count
     raise AssertionError("a prefix of nothing is always there")

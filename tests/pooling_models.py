@@ -54,7 +54,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "DistilBert": ("DistilBertConfig", DISTILBERT),
     "Qwen3": ("Qwen3Config", DECODER),
     "Llama": ("LlamaConfig", {**DECODER, "head_dim": 8, "num_attention_heads": 3}),
+    "GptOss": ("GptOssConfig", {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
+SHAPES["GptOss"][1]["sliding_window"] = 7
 SHAPES["Llama"][1]["num_key_value_heads"] = 3
 ENCODERS = ("Bert", "Roberta", "XLMRoberta", "DistilBert")
 

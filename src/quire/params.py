@@ -236,7 +236,9 @@ class SamplingParams:
 
 
 def _marker_ids(markers: ThoughtMarkers | None) -> tuple[int, ...]:
-    return () if markers is None else (*markers.opens, *markers.closes, *markers.ends)
+    if markers is None:
+        return ()
+    return (*markers.opens, *markers.closes, *markers.ends, *markers.between)
 
 
 def check_against_vocab(params: SamplingParams, vocab_size: int) -> None:

@@ -294,5 +294,7 @@ def test_a_reranker_is_asked_for_yes_or_no(tmp_path: Path) -> None:
 def test_settings_that_would_do_nothing_are_refused(bert: Path) -> None:
     with pytest.raises(ConfigError, match="host_cache_bytes is for models that generate"):
         load(bert, host_cache_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="kv_cache_dtype is for models that generate"):
+        load(bert, kv_cache_dtype="fp8")
     with pytest.raises(ConfigError, match="49 is more than the 48 positions"):
         load(bert, max_model_len=49)

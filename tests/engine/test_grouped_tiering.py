@@ -18,7 +18,7 @@ from quire.kv.hit_rule import first_needed
 from quire.kv.index import GONE
 from quire.kv.keys import group_key
 
-GROUPS = [(None, 6, 6), (None, 3, 9), (None, None, 5), (9, 4), (6,)]
+GROUPS = [(None, 6, 6), (None, 3, 9), (None, None, 5), (9, 4), (6,), (1,), (None, 1), (1, 6)]
 BLOCK = 4
 IMAGE = 4 * BLOCK
 LONG = [1 + i * i % 7 for i in range(43)]  # ten blocks that can be a hit

@@ -66,6 +66,47 @@ def test_what_must_come_next(markers, output, forced):
     assert behind(markers, 3, output).forced == forced
 
 
+# What tokens of a model with channels say: 1 and 8 are the tags around a header, 3 ends a message.
+SAID = {1: "<|channel|>", 8: "<|message|>", 3: "<|end|>", 4: "<|start|>assistant"}
+SAID |= {2: "analysis", 6: "ana", 9: "lysis", 7: "final"}
+SAID |= {10: " to=python code", 11: " to=functions.f"}
+TOLD = ThoughtMarkers((1, 2, 8), (3, 4, 1), (1, 7), comes_first=False, between=(1, 3, 4))
+
+
+def told(budget: int, output: list[int]) -> ThoughtBudget:
+    thought = ThoughtBudget(TOLD, budget, lambda ids: "".join(SAID.get(each, "x") for each in ids))
+    thought.follow(np.array(output, dtype=np.int32))
+    return thought
+
+
+@pytest.mark.parametrize(
+    ("output", "forced"),
+    [
+        ([1, 2, 8, 5, 5], None),
+        ([1, 2, 8, 5, 5, 5], 3),
+        ([1, 6, 9, 8, 5, 5, 5], 3),  # spelled in two tokens
+        ([1, 6, 2, 8, 5, 5, 5], None),  # "anaanalysis" is another channel
+        ([1, 2, 10, 8, 5, 5, 5], 3),
+        ([1, 2, 11, 8, 5, 5, 5], None),  # a call
+        ([11, 1, 2, 8, 5, 5, 5], None),
+        ([1, 2, 8, 5, 4, 11, 1, 2, 8, 5, 5, 5], None),
+        ([1, 2, 8, 5, 5, 3, 4, 1, 6, 9, 8, 5], 3),  # one budget for all of them
+        ([1, 2, 8, 5, 5, 5, 3, 4, 1, 6, 9, 8], 3),  # begun all the same: closed at once
+        ([1, 2, 8, 5, 5, 5, 3, 4, 1, 7, 8, 5, 1, 2, 8], None),  # behind the last message
+        ([5] * 600 + [8, 5, 1, 2, 8, 5, 5, 5], 3),  # words that no header came before
+    ],
+)
+def test_what_a_header_says_counts_however_it_is_spelled(output, forced):
+    assert told(3, output).forced == forced
+
+
+def test_the_usual_spelling_is_barred_when_a_budget_is_used_up():
+    assert told(0, [1]).barred == 2
+    assert told(0, [3, 4, 1]).barred == 2
+    assert told(0, [4]).barred is None
+    assert told(1, [1]).barred is None
+
+
 def test_a_channel_is_not_opened_again():
     assert behind(CHANNELS, 3, [1, 2, 9, 9, 9, 3, 4, 1]).barred == 2
     assert behind(CHANNELS, 0, [1]).barred == 2

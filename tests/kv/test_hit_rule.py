@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from plain_hits import plain_hit, visible
+from plain_hits import needed, plain_hit, visible
 
 from quire.kv.hit_rule import first_needed, longest_hit
 from quire.kv.index import GONE
@@ -24,9 +24,14 @@ def all_gaps(num_blocks, most):
 @pytest.mark.parametrize("block_size", [1, 2, 4])
 def test_the_first_block_needed_is_that_of_the_first_position_seen(window, block_size):
     for length in range(30):
-        seen = visible(length, window)
-        first = first_needed(length, window, block_size)
-        assert first == (seen[0] // block_size if seen else length // block_size)
+        positions = needed(length, window)
+        assert first_needed(length, window, block_size) == (positions or [0])[0] // block_size
+
+
+def test_a_window_that_reaches_no_earlier_token_needs_the_last_block():
+    """Else any prefix would be a hit, whether or not anybody had computed it."""
+    assert longest_hit(5, (1,), 4, lambda at, block: False) == 0
+    assert longest_hit(5, (1,), 4, lambda at, block: block == 2) == 3
 
 
 @pytest.mark.parametrize(

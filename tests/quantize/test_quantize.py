@@ -40,6 +40,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "groups-of-two-sizes": ("Llama", {"intermediate_size": 320}),
     "phi3-fused": ("Phi3", {}),
     "qwen3-moe": ("Qwen3Moe", EXPERTS),
+    "shared-expert-of-odd-rows": (
+        "Qwen2Moe",
+        {**EXPERTS, "mlp_only_layers": [], "shared_expert_intermediate_size": 40},
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "intermediate_size": 192}),
 }
 
@@ -128,7 +132,8 @@ def test_what_is_left_as_it_was(made: tuple[Path, Path, Summary]) -> None:
     assert len(rounded) == summary.matrices
     for name, tensor in before.items():
         is_matrix = tensor.dim() == 2 and not name.startswith(("lm_head", "model.embed"))
-        assert (name in rounded) == (is_matrix and not name.endswith(".gate.weight"))
+        is_gate = name.endswith((".gate.weight", ".shared_expert_gate.weight"))
+        assert (name in rounded) == (is_matrix and not is_gate and tensor.shape[1] % 32 == 0)
 
 
 @pytest.mark.parametrize("made", ["llama", "groups-of-two-sizes", "phi3-fused"], indirect=True)
@@ -251,6 +256,7 @@ def test_a_mixture_with_narrow_rows_is_refused(
     changes = {**EXPERTS, "moe_intermediate_size": 48}
     monkeypatch.setitem(MODELS, "narrow", ("Qwen3Moe", changes))
     folder = make("narrow", tmp_path / "model")
+    monkeypatch.setattr(WatchedLLM, "__init__", lambda *_: pytest.fail("its weights were loaded"))
     with pytest.raises(ModelError, match="rows of 48 numbers have none of 32 or more"):
         quantize(str(folder), tmp_path / "out", FEW, progress=False)
 
@@ -278,8 +284,9 @@ def test_what_is_refused(tmp_path: Path, smollm2_path: Path) -> None:
 
 
 def test_experts_in_one_tensor_stay_as_they_were(tmp_path: Path) -> None:
-    """And the engine opens what was written."""
-    MODELS["gpt-oss"] = ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2})
+    """However long their rows are; and the engine opens what was written."""
+    changes = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 80}
+    MODELS["gpt-oss"] = ("GptOss", changes)
     try:
         folder = make("gpt-oss", tmp_path / "model")
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -121,8 +121,10 @@ class Request:
     def early_stop_ids(self) -> frozenset[int]:
         """Those that may not be drawn before `min_tokens`; what closes a thought ends nothing else
         there, and may have to be drawn."""
-        markers = self.params.thought_markers
-        return self.stop_ids if markers is None else self.stop_ids.difference(markers.closes)
+        params = self.params
+        if params.thinking_token_budget is None or params.thought_markers is None:
+            return self.stop_ids
+        return self.stop_ids.difference(params.thought_markers.closes)
 
     def release_grammar(self) -> None:
         """It has ended. What refers to each other waits for a garbage collection otherwise."""
@@ -240,10 +242,14 @@ def new_sequence(request: Request, sample: int, tokenizer: Tokenizer | None) -> 
         tokens=TokenBuffer(request.prompt_ids),
         detokenizer=detokenizer,
         grammar=GrammarState(request.grammar) if request.grammar and sample else None,
-        thought=_thought_budget(request.params),
+        thought=_thought_budget(request.params, tokenizer),
     )
 
 
-def _thought_budget(params: SamplingParams) -> ThoughtBudget | None:
+def _thought_budget(params: SamplingParams, tokenizer: Tokenizer | None) -> ThoughtBudget | None:
     budget, markers = params.thinking_token_budget, params.thought_markers
-    return None if budget is None or markers is None else ThoughtBudget(markers, budget)
+    if budget is None or markers is None:
+        return None
+    if tokenizer is None:
+        return ThoughtBudget(markers, budget)
+    return ThoughtBudget(markers, budget, partial(tokenizer.decode, skip_special_tokens=False))

@@ -5,8 +5,9 @@
     needed                                 block 1   block 2      of this group; of a full one all
 
 A prefix of n tokens is cached if the full groups have all its blocks, and each window group has
-those that the next token looks into. A hit is the longest such prefix, not the shortest of what
-each group has for itself: where a window is missing, a shorter prefix may have its own.
+those that the next token looks into, and the last in any case. A hit is the longest such prefix,
+not the shortest of what each group has for itself: where a window is missing, a shorter prefix may
+have its own.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ Window = int | None  # positions that a token sees, its own included; None: all
 
 
 def first_needed(length: int, window: Window, block_size: int) -> int:
-    """The first block that the token behind the first `length` looks into."""
-    if window is None or length < window:
+    """The first block that the token behind the first `length` looks into, or the last of all."""
+    if window is None or length < kept_reach(window):
         return 0
-    return (length - window + 1) // block_size
+    return (length - kept_reach(window) + 1) // block_size
 
 
 def kept_reach(window: int) -> int:
-    """How far back a sequence that runs keeps its blocks.
+    """How far back blocks are kept, and needed for a hit.
 
-    Even where a token sees itself alone, the last whole block stays: the step behind the one that
+    Even where a token sees itself alone, the last whole block is: else any prefix would be a hit,
+    though nobody had computed it and no index had a node for it. And the step behind the one that
     was committed may have published it already, and may yet be taken back.
     """
     return max(window, 2)

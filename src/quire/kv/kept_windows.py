@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.kv.hit_rule import Window, first_needed
+from quire.kv.hit_rule import Window, first_needed, kept_reach
 from quire.kv.keys import group_keys
 
 STRIDE = 4096  # tokens
@@ -21,11 +21,12 @@ def is_kept(block: int, window: int, block_size: int, prompt_len: int) -> bool:
     The last token of a prompt is always computed, so the same prompt again needs a block less.
     """
     start, end = block * block_size, (block + 1) * block_size
+    reach = kept_reach(window)
     last_hit = (prompt_len - 1) // block_size * block_size
-    if start < prompt_len and end > last_hit - window + 1:
+    if start < prompt_len and end > last_hit - reach + 1:
         return True
     next_stride = (start // STRIDE + 1) * STRIDE
-    return end > next_stride - window + 1
+    return end > next_stride - reach + 1
 
 
 def asked_keys(

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv.allocator import BlockAllocator
-from quire.kv.hit_rule import Window, first_needed, kept_reach
+from quire.kv.hit_rule import Window, first_needed
 from quire.kv.kept_windows import is_kept
 
 BlockCopy = tuple[int, int]  # (source, target): copy the image before the step writes
@@ -114,7 +114,7 @@ class BlockTable:
         if self.window is None:
             return
         size = self.block_size
-        first = first_needed(length // size * size, kept_reach(self.window), size)
+        first = first_needed(length // size * size, self.window, size)
         count = first - self.first
         if count <= 0:
             return

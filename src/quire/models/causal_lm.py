@@ -27,7 +27,7 @@ class CheckpointModel(Block, ABC):
     """What loaders ask of a model: the tensors that a checkpoint has for it."""
 
     # Whether checkpoints have `experts.down_proj` and the like as [experts, inputs, outputs].
-    transposed_experts: ClassVar[bool] = False
+    transposed_experts: bool = False
 
     def __init__(self, config: CheckpointConfig, tp: TensorParallel = SINGLE) -> None:
         super().__init__()

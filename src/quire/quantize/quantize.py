@@ -12,30 +12,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from quire.errors import ConfigError, ModelError
 from quire.layers.formats import AllDense
-from quire.layers.quantized.grouped import MADE_GROUP
 from quire.models.checkpoints.json_file import read_json
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import folder_tensors
+from quire.models.config import ModelConfig
 from quire.models.quantization.names import is_embedding
-from quire.models.source import find, open_model
+from quire.models.source import find, open_model, shapes
 from quire.progress import draws_bars, human_bytes, say_step
 from quire.quantize.calibrate import WatchedLLM
 from quire.quantize.compressed import config_of, tensors_of
+from quire.quantize.plan import ENDING, Plan
 from quire.quantize.rounding import round_to_groups, tells_something
 from quire.quantize.settings import CalibrationConfig
 from quire.quantize.texts import texts_for
-from quire.quantize.watched import WatchedMatrix
+from quire.quantize.watched import WatchedFormats, WatchedMatrix
 from quire.quantize.writer import TensorWriter, copy_others, new_folder, write_json
 
-ENDING = ".weight"
-FEWEST_IN_GROUP = 32  # with fewer, scales would take more than an eighth of the codes' bits
 SCALE_DTYPE = torch.bfloat16  # the scales of small numbers are too small for float16
 
 
@@ -87,11 +86,21 @@ def folder_of(model: str, progress: bool) -> Path:
             f"{model} is a GGUF file, and quire quantize reads Hugging Face folders: name one with "
             f"the model's weights in 16 or 32 bits."
         )
-    if open_model(str(path), progress=progress).config.formats != AllDense():
+    source = open_model(str(path), progress=progress)
+    if source.config.formats != AllDense():
         raise ModelError(
             f"{model} is quantised already: name the model's weights in 16 or 32 bits."
         )
+    check_plan(path, source.config)
     return path
+
+
+def check_plan(folder: Path, config: ModelConfig) -> None:
+    """Refuse a model of which nothing can be had in four bits before its weights are read."""
+    model = shapes(replace(config, formats=WatchedFormats()))
+    for _ in model.weights():  # which tell matrices the names of their layers
+        pass
+    Plan(model, (name for name, _ in folder_tensors(folder)))
 
 
 class Rounding:
@@ -100,44 +109,20 @@ class Rounding:
     def __init__(self, llm: WatchedLLM, folder: Path, writer: TensorWriter, progress: bool) -> None:
         self._llm, self._writer, self._progress = llm, writer, progress
         self._tensors: dict[str, LazyTensor] = dict(folder_tensors(folder))
-        self._others: set[str] = set()  # tensors that are not of the language model
-        self._names: dict[str, str] = {}  # that the folder has, by what the model calls them
-        for name in self._tensors:
-            known = llm.model.text_tensor(name)
-            if known is None:
-                self._others.add(name)
-            else:
-                self._names[known] = name
-        # transformers has one size of groups for all matrices of a mixture of experts.
-        matrices = llm.matrices()
-        is_mixture = any(matrix.is_of_experts for matrix in matrices)
-        sizes = {matrix.in_features for matrix in matrices} if is_mixture else set()
-        self._largest_group = math.gcd(MADE_GROUP, *sizes)
-        if self._largest_group < FEWEST_IN_GROUP:
-            narrow = next(size for size in sorted(sizes) if size % FEWEST_IN_GROUP)
-            raise ModelError(
-                f"All matrices of a mixture of experts have groups of one size, and rows of "
-                f"{narrow} numbers have none of {FEWEST_IN_GROUP} or more: serve it with "
-                f"quantization=int4 instead, which has groups of any size."
-            )
+        self._plan = Plan(llm.model, self._tensors)
         self._groups: dict[str, int] = {}
         self._unseen = 0
-        if not any(self._layers(matrix) for matrix in matrices):
-            raise ModelError(
-                f"No matrix of the model can be had in four bits: their rows are no multiple of "
-                f"{FEWEST_IN_GROUP}, or all experts of a layer lie in one tensor."
-            )
 
     def run(self, texts: Sequence[list[int]]) -> Summary:
         from tqdm import tqdm
 
-        count = sum(len(self._layers(matrix)) for matrix in self._llm.matrices())
+        count = sum(len(self._plan.layers(matrix)) for matrix in self._plan.matrices)
         hidden = not (self._progress and draws_bars())
         with tqdm(total=count, desc="rounding", unit=" matrices", disable=hidden) as bar:
             for turn in self._llm.turns():
                 self._llm.watch(turn, texts)
                 for matrix in turn:
-                    for layer, name in self._layers(matrix).items():
+                    for layer, name in self._plan.layers(matrix).items():
                         self._round(matrix, layer, name)
                         bar.update()
                     matrix.notes.hessians.clear()
@@ -155,19 +140,8 @@ class Rounding:
             sum(map(num_bytes, left.values())),
         )
 
-    def _layers(self, matrix: WatchedMatrix) -> dict[str, str]:
-        """What the checkpoint has of a matrix that can be rounded: its tensors, by layers."""
-        if self._group(matrix) < FEWEST_IN_GROUP:
-            return {}
-        names = ((layer, self._names.get(layer + ENDING)) for layer in matrix.notes.rows_of)
-        return {layer: name for layer, name in names if name is not None}
-
-    def _group(self, matrix: WatchedMatrix) -> int:
-        """How many inputs share a scale."""
-        return math.gcd(self._largest_group, matrix.in_features)
-
     def _round(self, matrix: WatchedMatrix, layer: str, name: str) -> None:
-        hessian, group = matrix.notes.hessian(layer), self._group(matrix)
+        hessian, group = matrix.notes.hessian(layer), self._plan.group(matrix)
         self._unseen += not tells_something(hessian)
         weights = self._tensors[name][()].to(self._llm.device, torch.float32)
         if not bool(weights.isfinite().all()):
@@ -194,7 +168,7 @@ class Rounding:
 
     def config(self) -> dict[str, object]:
         """`quantization_config` of what was written."""
-        others = {name.removesuffix(ENDING) for name in self._others}
+        others = {name.removesuffix(ENDING) for name in self._plan.others}
         return config_of(self._groups, self._left(), others)
 
 

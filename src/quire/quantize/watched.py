@@ -79,10 +79,6 @@ class WatchedMatrix(QuantizedMatrix):
         return max(1, len(self.notes.parts)) * self.in_features**2 * torch.float32.itemsize
 
     @property
-    def is_of_experts(self) -> bool:
-        return bool(self.notes.parts)
-
-    @property
     def makes_keys(self) -> bool:
         return any(name.endswith(KEYS) for name in self.notes.rows_of)
 

@@ -48,6 +48,11 @@ def test_channels(tokenizer: Tokenizer):
     assert tokenizer.decode(markers.closes, False) == "<|end|><|start|>assistant<|channel|>"
     assert tokenizer.decode(markers.ends, False) == "<|channel|>final"
     assert not markers.comes_first
+    assert {tokenizer.decode([each], False) for each in markers.between} == {
+        "<|channel|>",
+        "<|end|>",
+        "<|start|>",
+    }
 
 
 def test_without_a_thought_there_is_no_budget(tokenizer: Tokenizer):
@@ -115,4 +120,25 @@ def test_a_model_with_channels_goes_on_to_another_message(tmp_path: Path, smollm
     [answer] = output.outputs
     assert answer.token_ids[:3] == [channel, analysis, message]
     assert answer.token_ids.index(end) == 3 + 9  # behind the header
+    assert answer.text in ("yes", "no") and answer.reasoning
+
+
+def test_a_thought_is_held_whose_header_is_spelled_otherwise(tmp_path: Path, smollm2_path: Path):
+    """The grammar of a form takes them, and they say the same."""
+    folder = write_channels_model(tmp_path, smollm2_path)
+    with LLM(str(folder), use_tqdm=False, **SETTINGS) as llm:
+        tags = ("<|message|>", "<|end|>")
+        message, end = (llm.tokenizer.backend.token_to_id(tag) for tag in tags)
+        [analysis], [first] = (llm.tokenizer.encode(word, False) for word in ("analysis", "a"))
+        params = SamplingParams(
+            max_tokens=60,
+            seed=1,
+            thinking_token_budget=9,
+            structured={"regex": "yes|no"},
+            logit_bias={first: 100.0, end: -100.0},
+        )
+        [output] = llm.chat(HELLO, params, use_tqdm=False)
+    [answer] = output.outputs
+    assert answer.token_ids[1] == first and analysis not in answer.token_ids
+    assert answer.token_ids.index(end) == answer.token_ids.index(message) + 1 + 9
     assert answer.text in ("yes", "no") and answer.reasoning

@@ -18,6 +18,7 @@ from quire.api.server.answers.tool_use import ToolUse
 from quire.api.tools.formats import FORMATS
 from quire.api.tools.harmony import ENDS, MESSAGE
 from quire.engine.outputs import CompletionOutput, RequestOutput
+from quire.engine.text.detokenizer import Detokenizer
 from quire.models.source import open_model
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
@@ -55,6 +56,24 @@ def test_thoughts_may_stay_in_the_words(backend: Backend, choice: str | None) ->
         assert called == {"content": 'Hm, <b>.{"a": 1}'}
     else:
         assert called["content"] == "Hm, <b>." and len(called["tool_calls"]) == 1
+
+
+def test_headers_are_not_searched_for_stop_strings(backend: Backend) -> None:
+    """Nobody sees them; thoughts and words are searched, and words without a header."""
+    found = use(backend, None, [])
+    params = found.params(SamplingParams(stop=["final", "analysis"]), PROMPT)
+    tokenizer = Tokenizer(backend, {}, TEMPLATE)
+
+    def read(answer: str) -> tuple[str, str | None]:
+        detokenizer = Detokenizer(tokenizer, params, PROMPT.token_ids)
+        pieces = [detokenizer.push([each]) for each in tokenizer.encode(answer, False)]
+        return "".join([*pieces, detokenizer.flush()]), detokenizer.stop
+
+    assert read(ANSWER) == (ANSWER, None)
+    assert read(f"{ANSWER}The final word.") == (f"{ANSWER}The ", "final")
+    assert read("The final word.") == ("The ", "final")
+    thought = "<|channel|>analysis<|message|>An "
+    assert read(f"{thought}analysis.<|end|>") == (thought, "analysis")
 
 
 def delta(text: str, reason: str | None = None) -> Delta:

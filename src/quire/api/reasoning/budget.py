@@ -3,8 +3,9 @@
 tags        <think> … </think>              the thought is closed with its tag
 channels    <|channel|>analysis<|message|> … <|end|>    … and another message is begun
 
-Behind the header of channels' last message, <|channel|>final, no thought comes. A call on the
-channel of thoughts has a recipient in its header, and is not bounded.
+Which message is a thought its header says, in whatever tokens it is spelled. Behind the header of
+channels' last message, <|channel|>final, no thought comes. A call of a function on the channel of
+thoughts has it for a recipient in its header, and is not bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from quire.api.tools import harmony
 from quire.errors import RequestError
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
-from quire.thinking import ThoughtMarkers
+from quire.thinking import ANALYSIS, CHANNEL, FINAL, ThoughtMarkers
 
 
 def with_budget(
@@ -28,9 +29,16 @@ def with_budget(
     is_wish: bool = False,
 ) -> SamplingParams:
     """The same with markers, if there is a budget; without one, if there is no thought to come, or
-    if it cannot be held and is but a wish, as where an API has thoughts only with one."""
-    if params.thinking_token_budget is None or params.thought_markers is not None:
+    if it cannot be held and is but a wish, as where an API has thoughts only with one.
+
+    Markers of channels are there for stop strings as well, which headers are not searched for.
+    """
+    if params.thought_markers is not None:
         return params
+    if params.thinking_token_budget is None:
+        if tokenizer is None or not params.stop or not answer_format.calls.has_channels:
+            return params
+        return replace(params, thought_markers=_channels(tokenizer))
     if tokenizer is None or not answer_format.has_thoughts or opening == "closed":
         return replace(params, thinking_token_budget=None)
     tags = answer_format.thoughts
@@ -53,17 +61,19 @@ def _tags(tokenizer: Tokenizer, tags: ThoughtTags, opening: Opening) -> ThoughtM
 
 
 def _channels(tokenizer: Tokenizer) -> ThoughtMarkers | None:
-    ids = _ids(tokenizer, harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.START)
+    ids = _ids(tokenizer, CHANNEL, harmony.MESSAGE, harmony.END, harmony.START)
     if ids is None:
         return None
     channel, message, end, start = ids
-    words = (harmony.ANALYSIS, harmony.FINAL, "assistant")
+    between = map(tokenizer.backend.token_to_id, harmony.ENDS)
+    words = (ANALYSIS, FINAL, "assistant")
     analysis, final, assistant = (tokenizer.encode(word, False) for word in words)
     return ThoughtMarkers(
         opens=(channel, *analysis, message),
         closes=(end, start, *assistant, channel),
         ends=(channel, *final),
         comes_first=False,
+        between=tuple(each for each in between if each is not None),
     )
 
 

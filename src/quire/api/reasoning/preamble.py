@@ -13,6 +13,7 @@ from quire.api.reasoning.tags import Opening, ThoughtTags
 from quire.api.tools import harmony
 from quire.api.tools.tag_terminals import TagTerminals
 from quire.models.text.tokenizer import Tokenizer
+from quire.thinking import ANALYSIS, CHANNEL
 
 ANY_TEXT = r"/(.|\n)*/"
 GAP = r"GAP: /\n{0,2}/"  # models are used to empty lines behind a thought
@@ -44,11 +45,11 @@ def _of_tags(terminals: TagTerminals, tags: ThoughtTags, opening: Opening) -> st
 def _of_channels(terminals: TagTerminals, has_header: bool, may_think: bool) -> str | None:
     """Where tags are no tokens, no thoughts: they could not be told from what comes behind. None
     either where they would be words, of which the form is one."""
-    header = f'{terminals(harmony.CHANNEL)} "final" {terminals(harmony.MESSAGE)}'
-    tags = (harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.START)
+    header = f'{terminals(CHANNEL)} "final" {terminals(harmony.MESSAGE)}'
+    tags = (CHANNEL, harmony.MESSAGE, harmony.END, harmony.START)
     if not may_think or not terminals.are_tokens(*tags):
         return None if has_header else f"preamble: {header}"
-    begin = f'{terminals(harmony.CHANNEL)} "{harmony.ANALYSIS}" {terminals(harmony.MESSAGE)}'
+    begin = f'{terminals(CHANNEL)} "{ANALYSIS}" {terminals(harmony.MESSAGE)}'
     end = f'{terminals(harmony.END)} {terminals(harmony.START)} "assistant"'
     thought = f"({begin} TEXT {end})?"
     first = thought if has_header else f"{thought} {header}"

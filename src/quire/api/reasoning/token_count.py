@@ -13,6 +13,7 @@ from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.reasoning.tags import Opening, ThoughtTags
 from quire.api.tools import harmony
 from quire.models.text.tokenizer import Tokenizer
+from quire.thinking import LONGEST_HEADER, is_thought
 
 FEW = 3  # tokens before the first tag: white space
 
@@ -79,9 +80,9 @@ class _ChannelCounter(ThoughtCounter):
 
     def _read_header(self, header: list[int], token_id: int) -> None:
         header.append(token_id)
-        if token_id == self._message or len(header) > harmony.LONGEST_HEADER:
+        if token_id == self._message or len(header) > LONGEST_HEADER:
             text = self._tokenizer.decode(header, skip_special_tokens=False)
-            self._is_thought = harmony.is_thought(text)
+            self._is_thought = is_thought(text)
             self.count += len(header) * self._is_thought
             self._header = None
 

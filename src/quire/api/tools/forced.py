@@ -14,6 +14,7 @@ from quire.engine.grammar.source import ANY_OBJECT, JSON_STYLE, note, quoted
 from quire.errors import RequestError
 from quire.models.text.tokenizer import Tokenizer
 from quire.structured import MAX_GRAMMAR_CHARS, StructuredOutput
+from quire.thinking import CHANNEL, FUNCTIONS
 
 LENIENT = {"lenient": True, "coerce_one_of": True}
 
@@ -78,9 +79,9 @@ def _call(tool: Tool, index: int, tool_format: ToolFormat, tags: TagTerminals) -
         name = quoted(tool.name)
         return f"{tags(mistral.TAG)} {name} {tags(mistral.ARGUMENTS)} arguments_{index}"
     if tool_format.name == "harmony":
-        header = quoted(f"commentary to={harmony.FUNCTIONS}{tool.name} ")
+        header = quoted(f"commentary to={FUNCTIONS}{tool.name} ")
         kind = f'{tags(harmony.CONSTRAIN)} "json" {tags(harmony.MESSAGE)}'
-        return f"{tags(harmony.CHANNEL)} {header} {kind} arguments_{index}"
+        return f"{tags(CHANNEL)} {header} {kind} arguments_{index}"
     head = f'{{"name": {json.dumps(tool.name)}, "{tool_format.arguments}": '
     return f'{quoted(head)} arguments_{index} "}}"'
 
@@ -90,5 +91,5 @@ def _answer(answer: StructuredOutput, tool_format: ToolFormat, tags: TagTerminal
     schema = json.loads(str(answer.json_schema or ANY_OBJECT))
     head = ""
     if tool_format.has_channels:
-        head = f'{tags(harmony.CHANNEL)} "final" {tags(harmony.MESSAGE)} '
+        head = f'{tags(CHANNEL)} "final" {tags(harmony.MESSAGE)} '
     return [note("The response_format"), f"answer: {head}{as_json_rule(schema, strict=True)}"]

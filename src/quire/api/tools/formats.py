@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quire.api.tools import harmony, hermes, llama, mistral
 from quire.api.tools.names import AUTO, FORMAT_NAMES
 from quire.api.tools.parser import AnswerParser
+from quire.thinking import CHANNEL
 
 if TYPE_CHECKING:
     from quire.models.text.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def choose_format(chat_template: str | None, setting: str = AUTO) -> ToolFormat:
     if setting != AUTO:
         return FORMATS[setting]
     template = chat_template or ""
-    if harmony.CHANNEL in template:
+    if CHANNEL in template:
         return FORMATS["harmony"]
     if mistral.TAG in template:
         return FORMATS["mistral-named" if mistral.ARGUMENTS in template else "mistral"]

@@ -10,27 +10,16 @@ does not, such as JSON that a grammar has forced, is words.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from quire.api.tools.events import CallArguments, CallBegins, Event, Reasoning, Text
 from quire.api.tools.parser import AnswerParser
+from quire.thinking import CHANNEL, FUNCTIONS, LONGEST_HEADER, RECIPIENT, is_thought
 
-START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+START, CONSTRAIN, MESSAGE = "<|start|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 ENDS = (END, CALL, RETURN, START, CHANNEL)  # of a message; models leave out the first ones at times
-FUNCTIONS, ANALYSIS, FINAL = "functions.", "analysis", "final"
 HEADER_BEGINS = ("<|", "to=")
-LONGEST_HEADER = 512
-RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
-
-
-def is_thought(header: str) -> bool:
-    """Whether a message is a thought: on its channel, and no call of a function."""
-    recipient, channel = RECIPIENT.search(header), CHANNEL_NAME.search(header)
-    is_call = recipient is not None and recipient[1].startswith(FUNCTIONS)
-    return channel is not None and channel[1] == ANALYSIS and not is_call
 
 
 class HarmonyParser(AnswerParser):

@@ -4,15 +4,25 @@
 
 Where the budget is used up, the tokens that close a thought are the only ones that may be drawn,
 one after the other. A model that thinks in several messages (gpt-oss) has one budget for all of
-them, and may not begin another when it is used up.
+them, and may not begin another when it is used up. Which of its messages are thoughts is told by
+the text of their headers: the same word can be spelled in many tokens. One that is begun all the
+same, in a spelling that is not barred, has to be closed at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
-from quire.thinking import FEW_BEFORE, ThoughtMarkers
+from quire.thinking import (
+    FEW_BEFORE,
+    FINAL,
+    LONGEST_HEADER,
+    ThoughtMarkers,
+    channel_of,
+    is_thought,
+)
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
@@ -21,8 +31,15 @@ if TYPE_CHECKING:
 class ThoughtBudget:
     """Follows the output of one sequence, as far as it is known, and knows nothing of steps."""
 
-    def __init__(self, markers: ThoughtMarkers, budget: int) -> None:
+    def __init__(
+        self,
+        markers: ThoughtMarkers,
+        budget: int,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        """`decode` has tags in its text; without it the header of a thought is known by its ids."""
         self._markers = markers
+        self._decode = decode if markers.between else None
         self._budget = budget
         self.invalidate()
 
@@ -33,6 +50,7 @@ class ThoughtBudget:
         self._is_open = self._markers.is_open
         self._num_closing = 0  # tokens that close it, of those that have come
         self._header: tuple[int, ...] = ()  # those that have come of what opens or ends thoughts
+        self._is_in_header = True  # the prompt has begun the first message
         self._num_followed = 0
 
     def follow(self, output_ids: TokenIds) -> None:
@@ -53,7 +71,7 @@ class ThoughtBudget:
         """A token that may not come next: from there on, the header of a thought looks like one."""
         opens = self._markers.opens
         can_open = not (self._is_open or self.is_over or self.left)
-        return opens[1] if can_open and len(opens) > 1 and self._header == opens[:1] else None
+        return opens[1] if can_open and len(opens) > 1 and self._header[-1:] == opens[:1] else None
 
     @property
     def num_free(self) -> int:
@@ -90,8 +108,8 @@ class ThoughtBudget:
             self._num_closing += 1
             if self.left or self._num_closing == len(closes):
                 self._close()
-        elif len(opens) > 1 and token_id == opens[0]:  # the header of the next message
-            self._close()
+        elif (len(opens) > 1 and token_id == opens[0]) or token_id in self._markers.between:
+            self._close()  # the header of the next message
         else:  # … if only because a form of output has not let the thought be closed
             self._num_closing = 0
             self.left = max(self.left - 1, 0)
@@ -99,9 +117,32 @@ class ThoughtBudget:
     def _close(self) -> None:
         self._is_open = False
         self._num_closing = 0
+        self._is_in_header = False
         self.is_over = self._markers.comes_first
 
     def _take_other(self, token_id: int) -> None:
+        if self._decode is not None:
+            self._take_message(token_id, self._decode)
+        else:
+            self._take_mark(token_id)
+
+    def _take_message(self, token_id: int, decode: Callable[[Sequence[int]], str]) -> None:
+        if not self._is_in_header:
+            if token_id in self._markers.between:
+                self._is_in_header, self._header = True, (token_id,)
+            return
+        self._header = (*self._header, token_id)
+        if token_id == self._markers.opens[-1]:
+            header = decode(self._header)
+            self._is_open, self.is_over = is_thought(header), channel_of(header) == FINAL
+            self._end_header()
+        elif len(self._header) > LONGEST_HEADER:
+            self._end_header()
+
+    def _end_header(self) -> None:
+        self._is_in_header, self._header = False, ()
+
+    def _take_mark(self, token_id: int) -> None:
         opens, ends = self._markers.opens, self._markers.ends
         longer = (*self._header, token_id)
         self._header = next(filter(self._begins_a_mark, (longer, (token_id,))), ())

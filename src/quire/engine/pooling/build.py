@@ -78,6 +78,7 @@ def _refuse_unused(config: EngineConfig) -> None:
     asked = {
         "tensor_parallel_size": config.tensor_parallel_size > 1,
         "quantization": config.quantization in MADE,
+        "kv_cache_dtype": config.kv_cache_dtype != "auto",
         "speculative": config.speculative is not None,
         "enable_lora": config.enable_lora,
         "host_cache_bytes": config.host_cache_bytes > 0,

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from quire.engine.text.headers import Headers
 from quire.engine.text.stops import StopSearch
 from quire.params import SamplingParams
 
@@ -150,6 +151,8 @@ class Detokenizer:
         self._stream = text_stream(tokenizer, params.skip_special_tokens, prompt_ids)
         self._skipped = tokenizer.special_ids if params.skip_special_tokens else ()
         self._min_tokens = params.min_tokens
+        markers = params.thought_markers
+        self._headers = Headers(markers) if markers is not None and markers.between else None
         self._search: StopSearch | None = None
         if params.stop:
             self._search = StopSearch(tuple(params.stop), params.include_stop_str_in_output)
@@ -179,8 +182,9 @@ class Detokenizer:
             if self.stopped:
                 break
             self.num_tokens += 1
+            is_hidden = self._headers is not None and self._headers.hide(token_id)
             if token_id not in self._skipped:
-                shown.append(self._safe(self._stream.push(token_id)))
+                shown.append(self._safe(self._stream.push(token_id), is_hidden))
         return self._show("".join(shown))
 
     def flush(self) -> str:
@@ -196,12 +200,16 @@ class Detokenizer:
         """Another that has had the same tokens; what either gets from now on is its own."""
         twin = copy(self)
         twin._stream, twin._search = self._stream.fork(), copy(self._search)
+        twin._headers = copy(self._headers)
         twin._shown = list(self._shown)
         return twin
 
-    def _safe(self, text: str) -> str:
+    def _safe(self, text: str, is_hidden: bool = False) -> str:
+        """`is_hidden`: its reader will not see it, so that no stop string is looked for."""
         if self._search is None:
             return text
+        if is_hidden:
+            return self._search.pass_by(text)
         return self._search.feed(text, may_stop=self.num_tokens >= self._min_tokens)
 
     def _show(self, text: str) -> str:

@@ -101,6 +101,11 @@ class StopSearch:
         self._held = buffer[safe:]
         return buffer[:safe]
 
+    def pass_by(self, text: str) -> str:
+        """What may be shown with this text, in which no stop string begins or ends."""
+        self._node = 0
+        return self.flush() + text
+
     def flush(self) -> str:
         """What was held back, now that no more text comes."""
         held, self._held = self._held, ""

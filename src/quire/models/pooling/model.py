@@ -52,6 +52,7 @@ class PoolingModel(CheckpointModel):
     ) -> None:
         super().__init__(config)
         self.body = body
+        self.transposed_experts = isinstance(body, CausalLM) and body.transposed_experts
         self.modes = tuple(modes)
         self.head = nn.ModuleList(head)
         self.yes_and_no = yes_and_no  # tokens; where their logits are compared, there is no head
