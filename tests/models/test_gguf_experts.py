@@ -22,7 +22,7 @@ from quire.kernels.four_bits import FourBitExperts
 from quire.layers.experts import Experts, split
 from quire.layers.matrix import DenseMatrix
 from quire.layers.quantized.gguf import GGUFMatrix
-from quire.layers.quantized.gguf_experts import Q4GGUFMatrix
+from quire.layers.quantized.gguf_experts import GGUFExpertsMatrix
 from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf import GGUFSource
 from quire.models.source import build_model
@@ -65,13 +65,13 @@ def test_experts_apart(tmp_path: Path, type_: Type) -> None:
     assert isinstance(experts[0].down, GGUFMatrix) == (type_ == Type.Q8_0)
 
 
-@pytest.mark.parametrize("down", [Type.Q4_0, Type.Q8_0])
+@pytest.mark.parametrize("down", [Type.MXFP4, Type.Q8_0])
 def test_four_bits_stay_so_on_a_gpu(
     tmp_path: Path, down: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all experts of a layer have them: a product of numbers goes with another of numbers."""
     monkeypatch.setattr(Experts, "lay_out", lambda experts: None)  # in a CPU's order, here
-    path = write_experts(tmp_path, Type.Q4_0, down)
+    path = write_experts(tmp_path, Type.MXFP4, down)
     kept, inflated = (
         build_model(
             GGUFSource(path, keeps, on_gpu=True), torch.float16, torch.device("cpu"), progress=False
@@ -85,7 +85,7 @@ def test_four_bits_stay_so_on_a_gpu(
             if down == Type.Q8_0:
                 assert isinstance(matrix, DenseMatrix)
                 continue
-            assert isinstance(matrix, Q4GGUFMatrix)
+            assert isinstance(matrix, GGUFExpertsMatrix)
             assert torch.equal(matrix.dense().half(), numbers.weight)
             matrix.lay_in_quarters(split(matrix, ours.count))
             assert isinstance(matrix.as_experts(ours.count), FourBitExperts)
@@ -94,7 +94,7 @@ def test_four_bits_stay_so_on_a_gpu(
 
 @pytest.mark.gpu
 def test_an_engine_on_a_gpu_has_four_bits(tmp_path: Path) -> None:
-    path = write_experts(tmp_path, Type.Q4_0, Type.Q4_0)
+    path = write_experts(tmp_path, Type.MXFP4, Type.MXFP4)
     prompt = [(7 * i * i + 3 * i) % 40 for i in range(40)]
     params = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=0, ignore_eos=True)
     found = []
@@ -108,13 +108,12 @@ def test_an_engine_on_a_gpu_has_four_bits(tmp_path: Path) -> None:
     assert (found[0] - found[1]).abs().max() < 0.1 * found[1].std()
 
 
-@pytest.mark.parametrize("type_", [Type.Q4_0, Type.MXFP4])
-def test_scales_for_a_gpu_that_are_no_numbers(tmp_path: Path, type_: Type) -> None:
+def test_scales_for_a_gpu_that_are_no_numbers(tmp_path: Path) -> None:
     def no_number(name: str, codes: Any) -> None:
         if name == "blk.1.ffn_up_exps.weight":
-            codes[2, 3, : 2 if type_ == Type.Q4_0 else 1] = 0xFF
+            codes[2, 3, 0] = 0xFF
 
-    path = write_experts(tmp_path, type_, type_, no_number)
+    path = write_experts(tmp_path, Type.MXFP4, Type.MXFP4, no_number)
     source = GGUFSource(path, True, on_gpu=True)
     with pytest.raises(ModelError, match=r"^blk\.1\.ffn_up_exps\.weight has scales that are no"):
         build_model(source, torch.float16, torch.device("cpu"), progress=False)

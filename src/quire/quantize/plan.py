@@ -31,7 +31,6 @@ class Plan:
                 self.others.add(name)
             else:
                 self._names[known] = name
-        self._largest_group = MADE_GROUP
         self.matrices = [each for each in model.modules() if isinstance(each, WatchedMatrix)]
         self._largest_group = _largest_group(model, list(filter(self._named, self.matrices)))
         if not any(self.layers(matrix) for matrix in self.matrices):

@@ -50,7 +50,7 @@ def choose_dtype(name: str, config: CheckpointConfig | None, device: torch.devic
 def keeps_types(dtype: str, device: torch.device) -> bool:
     """Whether matrices are multiplied as they are stored, if no type to compute in was asked for:
     on a CPU those of a GGUF file, those of 16 bits, and experts in MXFP4; on a GPU of NVIDIA's the
-    quantised ones of a GGUF file, without experts."""
+    quantised ones of a GGUF file, of experts those in MXFP4."""
     if device.type == "cpu":
         return dtype == "auto" and find_spec("numba") is not None
     return dtype == "auto" and torch.version.cuda is not None

@@ -28,10 +28,10 @@ def with_budget(
     opening: Opening,
     is_wish: bool = False,
 ) -> SamplingParams:
-    """The same with markers, if there is a budget; without one, if there is no thought to come, or
-    if it cannot be held and is but a wish, as where an API has thoughts only with one.
+    """The same with the markers that are needed; without a budget, if there is no thought to come,
+    or if it cannot be held and is but a wish, as where an API has thoughts only with one.
 
-    Markers of channels are there for stop strings as well, which headers are not searched for.
+    A budget needs markers; stop strings need those of channels, whose headers are not searched.
     """
     if params.thought_markers is not None:
         return params

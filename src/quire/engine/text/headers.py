@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from quire.thinking import LONGEST_HEADER, ThoughtMarkers
+from quire.thinking import ThoughtMarkers
+
+MOST_TOKENS = 64  # of a header: what is longer may be words that lack their tag, and are shown
 
 
 class Headers:
@@ -18,7 +20,7 @@ class Headers:
 
     def hide(self, token_id: int) -> bool:
         if token_id in self._between:
-            self._most_left = LONGEST_HEADER
+            self._most_left = MOST_TOKENS
             return False
         if token_id == self._message:
             self._most_left = 0

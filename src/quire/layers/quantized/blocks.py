@@ -94,10 +94,11 @@ def stored_columns(whole: Weight, kind: BlockType) -> Weight:
     mine, columns = ranges(whole.shape, whole.part)
     size = kind.values
     if columns.start % size or columns.stop % size:
+        others = " enable_expert_parallel," if ".experts." in whole.name else ""
         raise ModelError(
             f"{whole.name} is {kind.name}, in blocks of {size} values, and this rank would"
             f" have values {columns.start:,} to {columns.stop:,} of {whole.shape[1]:,}; use"
-            " fewer ranks, or a dtype, which the weights are then turned into."
+            f" fewer ranks,{others} or a dtype, which the weights are then turned into."
         )
     stored = slice(*(each // size * kind.bytes for each in (columns.start, columns.stop)))
     return replace(

@@ -77,12 +77,12 @@ class GGUFFormats:
     def _format(self, name: str, type_: str) -> MatrixFormat:
         if not self.on_gpu:
             return GGUFFormat(type_)
-        return GGUFExpertsFormat(type_) if EXPERTS in name else GGUFTilesFormat(type_)
+        return GGUFExpertsFormat() if EXPERTS in name else GGUFTilesFormat(type_)
 
 
 def keeps_codes_on_gpu(name: str, shape: Sequence[int]) -> bool:
-    """Whether a GPU multiplies a matrix of codes as it is: not latents, which are laid out anew;
-    and of experts `keeps_experts_on_gpu` says it."""
+    """Whether a GPU multiplies a matrix of codes as it is: not latents, which are laid out anew,
+    nor experts, but for those of one type (`gguf_experts.py`)."""
     return len(shape) == 2 and EXPERTS not in name and not name.endswith(".kv_b_proj")
 
 

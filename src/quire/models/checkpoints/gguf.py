@@ -19,7 +19,7 @@ from quire.checks import shorten
 from quire.errors import ModelError
 from quire.kernels.gguf_blocks import TYPES
 from quire.layers.quantized.gguf import GGUFFormats, keeps_codes_on_gpu, keeps_halves
-from quire.layers.quantized.gguf_experts import MATRICES, keeps_experts_on_gpu
+from quire.layers.quantized.gguf_experts import KEPT
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import QUANTISED, GGUFFile
@@ -31,7 +31,7 @@ ENDING = ".weight"
 SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 # Matrices of layers that take no format: numbers, whatever type the file has them in.
 GATES = (".ffn_gate_inp.weight", SHARED_GATE)
-OF_EXPERTS = re.compile(rf".*\.ffn_({'|'.join(MATRICES)})_exps\{ENDING}")
+OF_EXPERTS = re.compile(rf"(blk\.\d+)\.ffn_(gate|up|down)_exps\{ENDING}")
 LATENT_K, LATENT_V = ".attn_k_b.weight", ".attn_v_b.weight"
 
 
@@ -116,9 +116,12 @@ class GGUFSource:
         }
 
     def _is_for_gpu(self, name: str, types: Mapping[str, str]) -> bool:
-        if OF_EXPERTS.fullmatch(name):
-            return keeps_experts_on_gpu(_types_of_experts(name, types))
-        return keeps_codes_on_gpu(self._layer(name), self._file.tensors[name].shape)
+        """Of experts, if all of a layer are: no kernel multiplies codes beside numbers."""
+        of_experts = OF_EXPERTS.fullmatch(name)
+        if of_experts is None:
+            return keeps_codes_on_gpu(self._layer(name), self._file.tensors[name].shape)
+        names = (f"{of_experts[1]}.ffn_{each}_exps{ENDING}" for each in ("gate", "up", "down"))
+        return all(types.get(each) == KEPT for each in names)
 
     def _layer(self, name: str) -> str:
         return self._names.hugging_face_name(name).removesuffix(ENDING)
@@ -137,13 +140,6 @@ class GGUFSource:
             if ".attn_k." in name:
                 return paired_rows(tensor, self.config.num_kv_heads)
         return tensor
-
-
-def _types_of_experts(name: str, types: Mapping[str, str]) -> dict[str, str]:
-    """Those of all matrices of a layer's experts, of which `name` is one."""
-    layer = name.partition(".ffn_")[0]
-    names = {matrix: f"{layer}.ffn_{matrix}_exps{ENDING}" for matrix in MATRICES}
-    return {matrix: types[each] for matrix, each in names.items() if each in types}
 
 
 def paired_rows(stored: LazyTensor, heads: int) -> LazyTensor:

@@ -27,7 +27,7 @@ class Misfits:
     missing: Names = field(default_factory=dict)
     unexpected: Names = field(default_factory=dict)
     unfit: Names = field(default_factory=dict)
-    found: dict[str, LazyTensor] = field(default_factory=dict)  # as the model calls them
+    found: dict[str, LazyTensor] = field(default_factory=dict)  # all, as the model calls them
 
     def not_wanted(self, given: str, name: str, tensor: LazyTensor) -> None:
         inner = of_stack(tensor)
@@ -81,10 +81,12 @@ class Misfits:
 
     def _stack_without(self, names: Iterable[str]) -> Inner | None:
         """The tensor of all experts of a layer that lacks this one."""
-        experts = (EXPERT.fullmatch(name) for name in names)
-        firsts = (self.found.get(f"{of[1]}0{of[3]}") for of in experts if of is not None)
-        stacks = (of_stack(first) for first in firsts if first is not None)
-        return next((stack for stack in stacks if stack is not None), None)
+        for of_expert in filter(None, map(EXPERT.fullmatch, names)):
+            first = self.found.get(f"{of_expert[1]}0{of_expert[3]}")
+            stack = None if first is None else of_stack(first)
+            if stack is not None and stack.stored.shape[0] <= int(of_expert[2]):
+                return stack
+        return None
 
     def _as_in_other_layers(self, names: Iterable[str]) -> str | None:
         """What the files would call a tensor of which other layers have the like."""

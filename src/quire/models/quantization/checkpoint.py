@@ -32,7 +32,8 @@ F = TypeVar("F", bound="CheckpointFormats")
 # Scales of activations and of KV, which Quire works out itself: by token, and by token and head.
 UNNEEDED = re.compile(
     r"(\.|_proj_)(input_scale|input_global_scale|input_zero_point|output_scale|act_scale"
-    r"|activation_scale|(q|k|v|kv|prob|prob_output)_scale|(q|k|v)_zero_point|input_scale_ub|activation_scale_ub)$"
+    r"|activation_scale|(q|k|v|kv|prob|prob_output)_scale|(q|k|v)_zero_point|input_scale_ub"
+    r"|activation_scale_ub)$"
 )
 EXPERT, FIRST_EXPERT = re.compile(r"\.experts\.\d+\."), ".experts.0."
 OF_ALL_EXPERTS = re.compile(r".*\.experts\.[a-z]\w*_proj")  # parameters without an ending
