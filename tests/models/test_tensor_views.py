@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ class Model(Block):
 
     def text_tensor(self, name: str) -> str:
         return name
+
+    def unexpected(self, left_out: Collection[str]) -> list[str]:
+        return [*left_out]
 
     def weights(self) -> Any:
         for name, layer in self.layers.items():
