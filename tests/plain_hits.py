@@ -7,7 +7,7 @@ def visible(length, window):
 
 
 def needed(length, window):
-    """Those, and the last in any case: it says that somebody has computed the prefix."""
+    """The visible positions, or the last one: its block says that the prefix was computed."""
     return visible(length, window) or range(max(0, length - 1), length)
 
 

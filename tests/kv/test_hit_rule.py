@@ -29,7 +29,7 @@ def test_the_first_block_needed_is_that_of_the_first_position_seen(window, block
 
 
 def test_a_window_that_reaches_no_earlier_token_needs_the_last_block():
-    """Else any prefix would be a hit, whether or not anybody had computed it."""
+    """Otherwise a prefix that was never computed would be a hit."""
     assert longest_hit(5, (1,), 4, lambda at, block: False) == 0
     assert longest_hit(5, (1,), 4, lambda at, block: block == 2) == 3
 

@@ -27,9 +27,10 @@ def first_needed(length: int, window: Window, block_size: int) -> int:
 def kept_reach(window: int) -> int:
     """How far back blocks are kept, and needed for a hit.
 
-    Even where a token sees itself alone, the last whole block is: else any prefix would be a hit,
-    though nobody had computed it and no index had a node for it. And the step behind the one that
-    was committed may have published it already, and may yet be taken back.
+    Even where a token sees itself alone, the last whole block is. Without it any prefix would be a
+    hit, also one that was never computed and that no index has a node for. The block may also have
+    been published by the step behind the one that was committed, and that step may yet be taken
+    back.
     """
     return max(window, 2)
 

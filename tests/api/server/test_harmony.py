@@ -59,7 +59,7 @@ def test_thoughts_may_stay_in_the_words(backend: Backend, choice: str | None) ->
 
 
 def test_headers_are_not_searched_for_stop_strings(backend: Backend) -> None:
-    """Nobody sees them; thoughts and words are searched, and words without a header."""
+    """Clients do not see headers; thoughts and words are searched, and words without a header."""
     found = use(backend, None, [])
     params = found.params(SamplingParams(stop=["final", "analysis"]), PROMPT)
     tokenizer = Tokenizer(backend, {}, TEMPLATE)
