@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,16 +15,8 @@ pytest.importorskip("numba")
 from quire.kernels.numba import NumbaBackend
 from quire.kernels.numba.recording import Recording
 
-ROWS, SIZE = 70, 256  # enough for two threads
+ROWS, SIZE = 70, 256  # enough for several threads
 WEIGHT = torch.linspace(0.5, 1.5, SIZE)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
