@@ -124,6 +124,25 @@ def test_tokens_in_the_order_of_experts(device: str) -> None:
             assert torch.equal(found[begin:end], x[blocks.order[begin:end].long() // TOP_K])
 
 
+def test_tokens_block_by_block(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With zeros behind those of a block; nothing is written where there is no block."""
+    from quire.kernels.triton.experts.gather import by_block
+    from quire.kernels.triton.experts.order import sort_by_expert
+
+    torch.manual_seed(3)
+    x = torch.randn(70, 1100).to(device)
+    blocks = sort_by_expert(random_routing(70, device).experts, COUNT, 16)
+    monkeypatch.setattr(torch, "empty", lambda *args, **kw: torch.full(*args, torch.nan, **kw))
+    found = by_block(x, blocks, TOP_K).unflatten(0, (blocks.number, blocks.size))
+    for block, (expert, begin, end) in zip(found, blocks.table.t().tolist(), strict=True):
+        if expert >= 0:
+            pairs = end - begin
+            assert torch.equal(block[:pairs], x[blocks.order[begin:end].long() // TOP_K])
+            assert torch.equal(block[pairs:], torch.zeros_like(block[pairs:]))
+        else:
+            assert block.isnan().all()
+
+
 @pytest.mark.parametrize("gating", GATINGS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("tokens", [1, 2, 40])

@@ -1,7 +1,7 @@
 """The warp of `hopper_fours.py` that copies codes, exponents and tokens.
 
 It walks over blocks and tiles as the warps do that compute, and tells them by barriers what is
-there; they tell it what is free.
+there; they tell it what is free. Tokens lie block by block (`by_block` in `gather.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def passed_on(number):
 def load(
     inputs, codes, words, table, xs, cs, ws, has, free, most, across, features, quarter,
     GATED: gl.constexpr,
+    BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     height = features * 2 if GATED else features
@@ -38,7 +39,6 @@ def load(
     for block in range(most):
         expert = gl.load(table + block)
         if expert >= 0:
-            begin = gl.load(table + most + block)
             for tile in range(mine, across, programs):
                 first = tile * (2 * of_group)
                 source = words + expert.to(gl.int64) * height * steps
@@ -50,7 +50,8 @@ def load(
                     for i in gl.static_range(4):
                         row = first + i // 2 * of_group + i % 2 * between
                         tma_load(codes, [expert * height + row, k * 32], bar, cs.index(4 * at + i))
-                        tma_load(inputs, [begin, i * quarter + k * 32], bar, xs.index(4 * at + i))
+                        column = i * quarter + k * 32
+                        tma_load(inputs, [block * BLOCK, column], bar, xs.index(4 * at + i))
                         copy_async(
                             ws.index(4 * at + i), source + row + lane, mask=row + lane < height
                         )

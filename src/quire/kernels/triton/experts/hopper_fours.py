@@ -50,12 +50,14 @@ def product(
     activation: Gating | None,
     bias: Tensor | None,
 ) -> Tensor:
-    """Of pairs in the order of experts, at most 128 in a block, and E2M1 codes. With an activation
-    the results are in that order too, else token by token: what goes nowhere is left as it was."""
+    """Of tokens block by block (`by_block` in `gather.py`), at most 128 pairs in a block, and E2M1
+    codes. With an activation the results are block by block too, for the next product. Otherwise
+    they are token by token: what goes nowhere is left as it was."""
     codes, words = weights[:2]
     gated = activation is not None
     features = codes.shape[1] // (2 if gated else 1)
-    out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
+    rows = blocks.rows if gated else len(blocks.order)
+    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
     across = cdiv(features, 2 * _HALF if gated else 4 * _HALF)
     _multiply[(min(processors(x.device), blocks.number * across),)](
         _tiles(x, blocks.size, gl.bfloat16),
@@ -144,7 +146,7 @@ def _multiply(
             )),
             (load, (
                 inputs, codes, words, table, xs, cs, ws, has, free, most, across, features, quarter,
-                GATED, STAGES,
+                GATED, BLOCK, STAGES,
             )),
         ],
         [4, 1],
@@ -209,7 +211,7 @@ def _compute(
                     step += 1
                 first = tile * (2 * of_group) + WARPGROUP * of_group
                 finish(
-                    one, other, bias, out, order, begin, end, expert, first, features,
+                    one, other, bias, out, order, block, begin, end, expert, first, features,
                     GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, sums,
                 )  # fmt: skip
             mine = passed_on((mine + programs - across % programs) % programs)

@@ -60,12 +60,14 @@ def product(
     activation: Gating | None,
     bias: Tensor | None,
 ) -> Tensor:
-    """Of pairs in the order of experts, at most 64 in a block, and E2M1 codes. With an activation
-    the results are in that order too, else token by token: what goes nowhere is left as it was."""
+    """Of tokens block by block (`by_block` in `gather.py`), at most 64 pairs in a block, and E2M1
+    codes. With an activation the results are block by block too, for the next product. Otherwise
+    they are token by token: what goes nowhere is left as it was."""
     codes, words = weights[:2]
     gated = activation is not None
     features = codes.shape[1] // (2 if gated else 1)
-    out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
+    rows = blocks.rows if gated else len(blocks.order)
+    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
     units = cdiv(features, PART if gated else 2 * PART)
     _multiply[(min(processors(x.device), blocks.number * units),)](
         _tiles(x, blocks.size, gl.bfloat16),
@@ -168,7 +170,7 @@ def _multiply(
                 GATED, STAGES,
             )),
             (load_tokens, (
-                inputs, table, xs, has_x, free, mine, end, most, units, quarter, STAGES, PDL,
+                inputs, table, xs, has_x, free, mine, end, most, units, quarter, BLOCK, STAGES, PDL,
             )),
         ],
         [4, 4, 4, 1, 1],
@@ -218,7 +220,7 @@ def _compute(
                         xs, cs, ws, has, has_x, free, step, quarter, WARPGROUP, BLOCK, STAGES
                     )
                     finish_halves(
-                        total, bias, out, order, gl.load(table + most + block),
+                        total, bias, out, order, block, gl.load(table + most + block),
                         gl.load(table + 2 * most + block), expert, (first + WARPGROUP) * of_unit,
                         features, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK,
                     )  # fmt: skip

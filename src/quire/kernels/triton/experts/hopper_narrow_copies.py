@@ -2,7 +2,7 @@
 
 They walk over blocks and units as the warps do that compute, and tell them by barriers what is
 there; those tell them what is free. Codes are copied while the kernel before this one still runs,
-whose results are tokens.
+whose results are tokens. These lie block by block (`by_block` in `gather.py`).
 
 Where a quarter ends in the middle of a step, codes beyond it are 0, exponents are those of its last
 elements again, and tokens have what lies behind: numbers, which are multiplied by 0.
@@ -70,6 +70,7 @@ def load_rows(
 @gluon.jit
 def load_tokens(
     inputs, table, xs, has, free, mine, end, most, units, quarter,
+    BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
@@ -82,7 +83,6 @@ def load_tokens(
     for block in range(most):
         expert = gl.load(table + block)
         if expert >= 0:
-            begin = gl.load(table + most + block)
             last = gl.minimum(end - before, units)
             for _ in range(gl.maximum(mine - before, 0), last, 4):
                 for k in range(steps):
@@ -91,6 +91,7 @@ def load_tokens(
                     mbarrier.wait(free.index(at), ((step // STAGES) & 1) ^ 1)
                     mbarrier.expect(bar, 4 * inputs.block_type.nbytes)
                     for i in gl.static_range(4):
-                        tma_load(inputs, [begin, i * quarter + k * 64], bar, xs.index(4 * at + i))
+                        column = i * quarter + k * 64
+                        tma_load(inputs, [block * BLOCK, column], bar, xs.index(4 * at + i))
                     step += 1
             before = passed_on(before + units)

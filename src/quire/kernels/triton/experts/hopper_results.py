@@ -13,7 +13,7 @@ _DIVISOR: gl.constexpr = gl.constexpr(unpack.DIVISOR.value)
 
 @gluon.jit
 def finish(
-    one, other, bias, out, order, begin, end, expert, first, features,
+    one, other, bias, out, order, block, begin, end, expert, first, features,
     GATED: gl.constexpr,
     BIASED: gl.constexpr,
     GELU: gl.constexpr,
@@ -23,7 +23,8 @@ def finish(
     BLOCK: gl.constexpr,
     sums: gl.constexpr,
 ):  # fmt: skip
-    """From sums to results, in their places."""
+    """From sums to results, in their places. Those of a gate lie block by block, with zeros behind
+    a block's pairs, as the next product has its tokens."""
     dtype: gl.constexpr = out.dtype.element_ty
     one *= _DIVISOR
     other *= _DIVISOR
@@ -35,15 +36,17 @@ def finish(
         other += _row_values(of_expert + between, row, features - 64 * (0 if GATED else 1))
     if GATED:
         result = _join(one, other, dtype, GELU, CLAMPED, ALPHA, LIMIT)
-        _store(result, out, order, begin, end, first, features, True, BLOCK, 64)
+        _store(result, out, order, block, begin, end, first, features, True, BLOCK, 64)
     else:
-        _store(one.to(dtype), out, order, begin, end, first, features, False, BLOCK, 64)
-        _store(other.to(dtype), out, order, begin, end, first + 64, features, False, BLOCK, 64)
+        _store(one.to(dtype), out, order, block, begin, end, first, features, False, BLOCK, 64)
+        _store(
+            other.to(dtype), out, order, block, begin, end, first + 64, features, False, BLOCK, 64
+        )
 
 
 @gluon.jit
 def finish_halves(
-    total, bias, out, order, begin, end, expert, first, features,
+    total, bias, out, order, block, begin, end, expert, first, features,
     GATED: gl.constexpr,
     BIASED: gl.constexpr,
     GELU: gl.constexpr,
@@ -66,10 +69,12 @@ def finish_halves(
         other += _row_values(of_expert + between, row, features - 32 * (0 if GATED else 1))
     if GATED:
         result = _join(one, other, dtype, GELU, CLAMPED, ALPHA, LIMIT)
-        _store(result, out, order, begin, end, first, features, True, BLOCK, 32)
+        _store(result, out, order, block, begin, end, first, features, True, BLOCK, 32)
     else:
-        _store(one.to(dtype), out, order, begin, end, first, features, False, BLOCK, 32)
-        _store(other.to(dtype), out, order, begin, end, first + 32, features, False, BLOCK, 32)
+        _store(one.to(dtype), out, order, block, begin, end, first, features, False, BLOCK, 32)
+        _store(
+            other.to(dtype), out, order, block, begin, end, first + 32, features, False, BLOCK, 32
+        )
 
 
 @gluon.jit
@@ -79,8 +84,8 @@ def _row_values(of_expert, row, features):
 
 @gluon.jit
 def _store(
-    result, out, order, begin, end, first, features,
-    BY_EXPERT: gl.constexpr,
+    result, out, order, block, begin, end, first, features,
+    BY_BLOCK: gl.constexpr,
     BLOCK: gl.constexpr,
     ROWS: gl.constexpr,
 ):  # fmt: skip
@@ -88,13 +93,19 @@ def _store(
     memory: gl.constexpr = gl.BlockedLayout([8, 1], [lanes, 32 // lanes], [1, 4], [0, 1])
     result = gl.convert_layout(result, memory)
     row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, memory))
-    place = begin + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, memory))
-    is_pair = place < end
-    target = place
-    if not BY_EXPERT:
-        target = gl.load(order + place, mask=is_pair, other=0)
+    of_block = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, memory))
+    is_pair = begin + of_block < end
+    if BY_BLOCK:
+        target = block * BLOCK + of_block
+    else:
+        target = gl.load(order + begin + of_block, mask=is_pair, other=0)
     to = out + target.to(gl.int64)[None, :] * features + row[:, None]
-    gl.store(to, result, mask=is_pair[None, :] & (row < features)[:, None])
+    live = (row < features)[:, None]
+    gl.store(to, result, mask=is_pair[None, :] & live)
+    if BY_BLOCK:
+        # Bias and gate made other numbers of zeros. To store is fewer instructions than to choose.
+        zeros = gl.zeros([ROWS, BLOCK], out.dtype.element_ty, memory)
+        gl.store(to, zeros, mask=~is_pair[None, :] & live)
 
 
 @gluon.jit

@@ -26,7 +26,7 @@ from quire.kernels.triton.experts import (
 )
 from quire.kernels.triton.experts.choose import can_choose
 from quire.kernels.triton.experts.combine import sum_of_chosen
-from quire.kernels.triton.experts.gather import by_expert
+from quire.kernels.triton.experts.gather import by_block
 from quire.kernels.triton.experts.order import Blocks, sort_by_expert
 from quire.kernels.triton.experts.tiles import (
     Problem,
@@ -189,7 +189,7 @@ def _of_mxfp4_on_hopper(
     product = hopper_narrow.product if block <= hopper_narrow.MOST else hopper_fours.product
     top_k = routing.experts.shape[1]
     blocks = sort_by_expert(routing.experts, mlps.count, block)
-    tokens = by_expert(x.contiguous(), blocks, top_k)
+    tokens = by_block(x.contiguous(), blocks, top_k)
     hidden = product(tokens, gate_up, blocks, mlps.activation, mlps.gate_up.bias)
     found = product(hidden, down, blocks, None, mlps.down.bias)
     return sum_of_chosen(found, routing, mlps.count)
@@ -213,8 +213,8 @@ def _can_be_built(device: torch.device, dtype: torch.dtype) -> None:
 
     weights = FourBitExperts(numbers(1, 128, 64).short(), numbers(1, 2, 128))
     table = torch.tensor([[0], [0], [1]], dtype=torch.int32, device=device)
-    x = numbers(1, 4 * 64).to(dtype)
     for module, block in ((hopper_narrow, hopper_narrow.MOST), (hopper_fours, 128)):
+        x = numbers(block, 4 * 64).to(dtype)
         module.product(x, weights, Blocks(numbers(1), table, block), None, None)
 
 

@@ -37,6 +37,11 @@ class Blocks(NamedTuple):
     def number(self) -> int:
         return self.table.shape[1]
 
+    @property
+    def rows(self) -> int:
+        """Of a tensor that has `size` rows for each block (`by_block` in `gather.py`)."""
+        return self.number * self.size
+
 
 def sort_by_expert(experts: Tensor, count: int, size: int) -> Blocks:
     """`experts` `[tokens, top_k]`; numbers that are no expert's are in no block."""
