@@ -387,6 +387,7 @@ def test_experts_of_four_bits(
     matrices = []
     for rows, columns in ((2 * features, hidden), (hidden, features)):
         codes, weights = random_fours(rows, columns, device, kind, dtype)
+        weights = weights.to(dtype).float()  # as they are multiplied
         bias = torch.randn(COUNT, rows).to(device, dtype)
 
         def multiply(expert: int, x: Tensor, w: Tensor = weights, b: Tensor = bias) -> Tensor:
