@@ -84,7 +84,8 @@ class Descriptor:
 
     def __init__(self, matrix: Tensor, height: int, width: int) -> None:
         self.matrix, self.shape, self.layout = matrix, (height, width), Layout()
-        self.block_type = SimpleNamespace(nbytes=height * width * matrix.element_size())
+        bytes_of_tile = height * width * matrix.element_size()
+        self.block_type = SimpleNamespace(nbytes=bytes_of_tile, shape=self.shape)
 
     def tile(self, row: int, column: int) -> Tensor:
         found = self.matrix.new_zeros(self.shape)
@@ -363,7 +364,7 @@ class Machine:
             store=store,
             arange=lambda first, end, layout: torch.arange(first, end),
             full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
-            zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+            zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype).as_subclass(Typed),
             allocate_shared_memory=allocate,
             convert_layout=lambda x, _, assert_trivial=False: x,
             reshape=lambda x, shape: x.reshape(shape).as_subclass(Typed),
@@ -416,6 +417,8 @@ def _load_numbers(pointer: Pointer, mask: Tensor | None = None, other: float = 0
 def _inline_asm(asm: str, _: str, arguments: list[Any], dtype: Any, *__: Any, **___: Any) -> Any:
     if asm == "mov.b32 $0, $1;":
         return arguments[0]
+    if "cvt.rn.bf16x2" in asm:
+        return tuple(x.bfloat16().float() for x in arguments)
     if "bf16x2" in asm:  # by the lower halves of its scales, or by the upper ones
         found = _unpacked(*arguments)
         return found[:2] if "{lo, lo}" in asm else found[2:]

@@ -56,11 +56,12 @@ def test_any_order(
     codes, words, weights = random_experts(len(counts), rows, columns)
     bias = torch.randn(len(counts), rows).bfloat16()
     x = torch.randn(len(order), columns).bfloat16()
-    tokens = by_block(x, table, block, behind=torch.inf)  # of which no number may leak
-    out = torch.full((len(tokens if gated else order), features), torch.nan, dtype=torch.bfloat16)
     is_narrow = block <= 64
-    height, width = (32, 64) if is_narrow else (64, 32)
-    rows_of_tile = (32 if gated else 64) if is_narrow else (128 if gated else 256)
+    few = max(16, block // 2) if is_narrow else block  # pairs for which there is a loop of its own
+    tokens = by_block(x, table, block, block, behind=torch.inf)  # of which no number may leak
+    out = torch.full((len(tokens if gated else order), features), torch.nan, dtype=torch.bfloat16)
+    height, width = (64, 64) if is_narrow else (64, 32)
+    rows_of_tile = (64 if gated else 128) if is_narrow else (128 if gated else 256)
     tiles = -(-features // rows_of_tile)
     for program in range(programs):
         run_program(
@@ -78,6 +79,7 @@ def test_any_order(
             table=table,
             most=table.shape[1],
             **{"units" if is_narrow else "across": tiles},
+            **({"few_inputs": Descriptor(tokens, few, width), "FEW": few} if is_narrow else {}),
             features=features,
             quarter=quarter_of(columns),
             GATED=gated,
@@ -100,7 +102,7 @@ def test_any_order(
         right[begin : begin + count] = found
         begin += count
     if gated:  # a block of no expert is left as it was
-        right = by_block(right, table, block, behind=0.0)
+        right = by_block(right, table, block, few, behind=0.0)
     else:
         out = out[order.long()]
     torch.testing.assert_close(out.float(), right, atol=2e-2, rtol=2e-2, equal_nan=True)
@@ -108,13 +110,14 @@ def test_any_order(
         assert not out[right == 0].any()
 
 
-def by_block(x: Tensor, table: Tensor, size: int, behind: float) -> Tensor:
-    """As `gather.py` makes it, with what is asked for behind the pairs of a block."""
+def by_block(x: Tensor, table: Tensor, size: int, few: int, behind: float) -> Tensor:
+    """As `gather.py` makes it, with what is asked for behind the pairs of a block; a block of few
+    has but so many rows."""
     found = torch.full((table.shape[1], size, x.shape[1]), torch.nan, dtype=x.dtype)
     for block, (expert, begin, end) in zip(found, table.t().tolist(), strict=True):
         if expert >= 0:
             block[: end - begin] = x[begin:end]
-            block[end - begin :] = behind
+            block[end - begin : few if end - begin <= few else size] = behind
     return found.flatten(0, 1)
 
 

@@ -460,8 +460,8 @@ def test_the_tiles_of_the_nearest_shape() -> None:
     wide = tiles_for("numbers", Problem(4096, 12_000, 1500), 2, cpu)
     assert wide.block == 256  # as Mixtral's
     assert few_shapes("numbers", 2048, 700) == few_shapes("numbers", 2048, 768)
-    blocks = [block_on_hopper(pairs) for pairs in (1, 15, 40, 5000)]
-    assert blocks == [None, 32, 64, 128]
+    blocks = [block_on_hopper(pairs) for pairs in (0.1, 15, 40, 5000)]
+    assert blocks == [32, 32, 64, 128]
 
 
 @pytest.mark.diagonal

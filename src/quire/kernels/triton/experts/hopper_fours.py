@@ -211,7 +211,7 @@ def _compute(
                     step += 1
                 first = tile * (2 * of_group) + WARPGROUP * of_group
                 finish(
-                    one, other, bias, out, order, block, begin, end, expert, first, features,
-                    GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, sums,
+                    one, other, bias, out, order, block * BLOCK, begin, end, expert, first,
+                    features, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, 4,
                 )  # fmt: skip
             mine = passed_on((mine + programs - across % programs) % programs)

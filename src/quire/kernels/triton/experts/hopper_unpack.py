@@ -66,20 +66,20 @@ def numbers(packed, HALF: gl.constexpr):
 
 
 @gluon.jit
-def packed_parts(codes, words, stage, SUB: gl.constexpr, WARPGROUP: gl.constexpr):
+def packed_parts(codes, words, stage, SUB: gl.constexpr, PARTITION: gl.constexpr):
     """Of the 32 rows of a warpgroup in both parts of its unit, 32 elements of each quarter."""
     # Where tensor cores have them, in every other eight rows of a warp.
     places: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 8], [0, 16]],
         [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        [[8, 0], [16, 0]],
+        [[8, 0], [16, 0], [32, 0]],
         [],
-        [32, 32],
+        [64, 32],
     )
-    first = codes.index(8 * stage + 2 * WARPGROUP).slice(32 * SUB, 32, 1)
-    second = codes.index(8 * stage + 2 * WARPGROUP + 1).slice(32 * SUB, 32, 1)
-    of_first = words.index(4 * stage + SUB).slice(32 * WARPGROUP, 32, 0)
-    of_second = words.index(4 * stage + 2 + SUB).slice(32 * WARPGROUP, 32, 0)
+    first = codes.index(4 * stage + 2 * PARTITION).slice(32 * SUB, 32, 1)
+    second = codes.index(4 * stage + 2 * PARTITION + 1).slice(32 * SUB, 32, 1)
+    of_first = words.index(4 * stage + SUB).slice(64 * PARTITION, 64, 0)
+    of_second = words.index(4 * stage + 2 + SUB).slice(64 * PARTITION, 64, 0)
     return packed_rows(first, of_first, places), packed_rows(second, of_second, places)
 
 
@@ -95,6 +95,6 @@ def left_factors(parts, HALF: gl.constexpr, sums: gl.constexpr):
 @gluon.jit
 def _interleaved(first, second, sums: gl.constexpr):
     """Eight rows of one and eight of the other in turn, as a left factor."""
-    both = gl.join(gl.reshape(first, [4, 8, 32]), gl.reshape(second, [4, 8, 32]))
-    rows = gl.reshape(gl.permute(both, (0, 3, 1, 2)), [64, 32])
+    both = gl.join(gl.reshape(first, [8, 8, 32]), gl.reshape(second, [8, 8, 32]))
+    rows = gl.reshape(gl.permute(both, (0, 3, 1, 2)), [128, 32])
     return gl.convert_layout(rows, gl.DotOperandLayout(0, sums, 2), assert_trivial=True)

@@ -141,9 +141,8 @@ def _of_four_bits(
         return None
     if len(x) <= _FEW:
         return _of_four_bits_for_few(x.contiguous(), routing, mlps, gate_up, down)
-    block = block_on_hopper(routing.experts.numel() / mlps.count)
-    if block is not None and _is_for_hopper(x, gate_up) and _is_for_hopper(x, down):
-        return _of_mxfp4_on_hopper(x, routing, mlps, gate_up, down, block)
+    if _is_for_hopper(x, gate_up) and _is_for_hopper(x, down):
+        return _of_mxfp4_on_hopper(x, routing, mlps, gate_up, down)
     tiles = tiles_of("four bits", x.shape[1], 4 * down.codes.shape[2], 2, routing, mlps)
     blocks, top_k = sorted_pairs(routing, mlps, tiles), routing.experts.shape[1]
     hidden = grouped_fours.gated_product(
@@ -182,10 +181,10 @@ def _of_mxfp4_on_hopper(
     mlps: ExpertMLPs,
     gate_up: FourBitExperts,
     down: FourBitExperts,
-    block: int,
 ) -> Tensor:
     from quire.kernels.triton.experts import hopper_fours, hopper_narrow  # Gluon's
 
+    block = block_on_hopper(routing.experts.numel() / mlps.count)
     product = hopper_narrow.product if block <= hopper_narrow.MOST else hopper_fours.product
     top_k = routing.experts.shape[1]
     blocks = sort_by_expert(routing.experts, mlps.count, block)

@@ -57,11 +57,11 @@ def tiles_for(kind: str, problem: Problem, itemsize: int, device: torch.device) 
 
 
 @memoise
-def block_on_hopper(pairs: float) -> int | None:
-    """How many pairs a program of `hopper_narrow.py` or, above 64, of `hopper_fours.py` has, where
-    an expert has so many; None: the kernel for all GPUs is faster."""
+def block_on_hopper(pairs: float) -> int:
+    """How many pairs a block of `hopper_narrow.py` or, above 64, of `hopper_fours.py` has, where an
+    expert has so many."""
     nearest = min(_measured()["mxfp4 on hopper"], key=lambda row: _times(row["pairs"], pairs))
-    block: int | None = nearest["block"]
+    block: int = nearest["block"]
     return block
 
 
