@@ -6,8 +6,9 @@
     python scripts/compare_llama_cpp.py --random Q4_K_M
 
 Without a file it is the demo model's; `--random` makes one of Qwen3-0.6B's shape with random codes,
-which are multiplied as fast as a real model's. Each engine is a process, both are open, and they
-take turns: a machine that is slower for a minute is slower for both.
+which are multiplied as fast as a real model's. Quire is there twice: with activations in 16 bits,
+and in 8 (`activation_bits=8`), as llama.cpp has them. Each engine is a process, all are open, and
+they take turns: a machine that is slower for a minute is slower for all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,14 +42,15 @@ CASES = ["decode:1", "decode:8", "decode:32", "prompt:512", "prompt:2048"]
 
 
 class QuireEngine:
-    def __init__(self, file: str, threads: int) -> None:
+    def __init__(self, file: str, threads: int, activation_bits: int = 16) -> None:
         import torch
 
         from quire import LLM
 
         torch.set_num_threads(threads)
         before = resident()
-        self.llm = LLM(file, device="cpu", max_model_len=CONTEXT, num_blocks=CONTEXT // 16)
+        sizes = {"max_model_len": CONTEXT, "num_blocks": CONTEXT // 16}
+        self.llm = LLM(file, device="cpu", activation_bits=activation_bits, **sizes)
         self.prompt(200)
         self.resident = resident() - before
 
@@ -135,7 +139,11 @@ class LlamaCpp:
         return int(np.ctypeslib.as_array(logits, (self.words,)).argmax())
 
 
-ENGINES = {"Quire": QuireEngine, "llama.cpp": LlamaCpp}
+ENGINES: dict[str, Callable[[str, int], Any]] = {
+    "Quire": QuireEngine,
+    "8 bits": partial(QuireEngine, activation_bits=8),
+    "llama.cpp": LlamaCpp,
+}
 
 
 def random_ids(length: int) -> list[int]:
@@ -156,7 +164,7 @@ def answer(connection: Connection, name: str, file: str, threads: int) -> None:
             connection.send(getattr(engine, case)(int(size)))
 
 
-# --- both, in turns -------------------------------------------------------------------------------
+# --- all, in turns --------------------------------------------------------------------------------
 
 
 class EngineProcess:
@@ -192,12 +200,13 @@ def compare(engines: dict[str, EngineProcess], case: str, rounds: int) -> str:
     for number in range(rounds + 1):
         for name in list(engines)[:: 1 if number % 2 else -1]:
             speeds[name].append(engines[name].measure(case))
-    own, others = (each[1:] for each in speeds.values())  # without the warm-up
-    ratios = [ours / theirs for ours, theirs in zip(own, others, strict=True)]
-    return (
-        f"{case:<12} {statistics.median(own):9.1f} {statistics.median(others):10.1f} tokens/s   "
-        f"{statistics.median(ratios):.2f} times ({min(ratios):.2f} to {max(ratios):.2f})"
+    *own, others = (each[1:] for each in speeds.values())  # without the warm-up
+    ratios = [[ours / theirs for ours, theirs in zip(each, others, strict=True)] for each in own]
+    medians = " ".join(f"{statistics.median(each):10.1f}" for each in (*own, others))
+    to_others = ", ".join(
+        f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in ratios
     )
+    return f"{case:<12} {medians} tokens/s   {to_others} times"
 
 
 # --- a model of random codes ----------------------------------------------------------------------
@@ -321,7 +330,7 @@ def main() -> None:
         print(f"{file.stat().st_size / 1e6:.0f} MB, {args.threads} threads each")
         held = [f"{name} {engine.resident / 1e6:.0f} MB" for name, engine in engines.items()]
         print(f"resident, beyond the process before it opens the model: {', '.join(held)}")
-        print(f"{'':<12} {'Quire':>9} {'llama.cpp':>10}")
+        print(f"{'':<12} {' '.join(f'{name:>10}' for name in engines)}")
         for case in args.case or CASES:
             print(compare(engines, case, args.rounds), flush=True)
         for engine in engines.values():

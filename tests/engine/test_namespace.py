@@ -43,7 +43,8 @@ def namespace(folder: Path, **settings: Any) -> Namespace:
     ranks = config.tensor_parallel_size
     part = RankModel(config, source, TensorParallel(0, ranks), torch.device("cpu"))
     experts = config.enable_expert_parallel
-    return block_namespace(source, part.dtype, part.layout, ranks, experts)
+    bits = config.activation_bits
+    return block_namespace(source, part.dtype, part.layout, ranks, experts, bits)
 
 
 def root(folder: Path, **settings: Any) -> bytes:
@@ -68,6 +69,12 @@ def root(folder: Path, **settings: Any) -> bytes:
 )
 def test_a_setting_that_changes_kv_changes_them(folder: Path, setting: dict[str, Any]) -> None:
     assert root(folder, **setting) != root(folder)
+
+
+def test_so_do_activations_of_eight_bits(folder: Path) -> None:
+    int8 = {"quantization": "int8"}
+    assert root(folder, **int8, activation_bits=8) != root(folder, **int8)
+    assert root(folder, **int8, activation_bits=16) == root(folder, **int8)
 
 
 def test_the_grouping_of_layers_is_part_of_them(

@@ -19,6 +19,7 @@ from quire.kernels.backend import backend_for
 from quire.kernels.fp8 import FP8
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
+from quire.layers.matrix import Matrix
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import room_needed
 from quire.models.adapters.model_adapters import ModelAdapters
@@ -105,6 +106,9 @@ class RankModel:
         self.layout = self._layout()
         self.backend = backend_for(device)
         self.model = shapes(source.config, tp)  # without memory, until `load`
+        for module in self.model.modules():
+            if isinstance(module, Matrix):
+                module.activation_bits = config.activation_bits
         self.mtp: DeepseekMTP | None = None  # where it drafts, on rank 0
         self.adapters: RunnerAdapters | None = None  # with `enable_lora`
         self.pool: PagedKVCache

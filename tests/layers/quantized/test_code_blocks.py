@@ -14,6 +14,8 @@ from quire.layers.weights import Weight
 
 pytest.importorskip("numba")
 
+from quire.kernels.numba.code.gguf.dot import takes_words
+
 CPU = torch.device("cpu")
 FORMATS: dict[str, QuantizedFormat] = {
     "int8": Int8(makes=True),
@@ -24,9 +26,10 @@ FORMATS: dict[str, QuantizedFormat] = {
 every_format = pytest.mark.parametrize("name", list(FORMATS))
 
 
-def made(name: str, rows: int = 64, columns: int = 256) -> QuantizedMatrix:
+def made(name: str, rows: int = 64, columns: int = 256, bits: int = 16) -> QuantizedMatrix:
     matrix = FORMATS[name].matrix(rows, columns)
     assert isinstance(matrix, QuantizedMatrix)
+    matrix.activation_bits = bits
     matrix.make_room(torch.float32, CPU)
     numbers = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
     for weight in matrix.weights(Weight("layer", (rows, columns)), slice(None)):
@@ -68,6 +71,19 @@ def test_products_are_those_of_the_reference(name: str) -> None:
     torch.testing.assert_close(gated, wanted, rtol=1e-6, atol=1e-6)
     halves = matrix.multiply(x.bfloat16(), bias.bfloat16())
     assert halves.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["int8", "int4 by 128"])
+def test_activations_may_have_eight_bits(name: str) -> None:
+    matrix = made(name, bits=8)
+    matrix.lay_out()
+    x = torch.randn(11, 256)
+    blocks = x.unflatten(-1, (-1, 32))
+    scales = blocks.abs().amax(-1, keepdim=True) / 127
+    codes = x if takes_words() else ((blocks / scales).round() * scales).flatten(1)
+    wanted = matrix.multiply_dense(codes, None)
+    near = 2e-4 * wanted.abs().max().item()
+    torch.testing.assert_close(matrix.multiply(x, None), wanted, rtol=0, atol=near)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(40, 256), (64, 240)])

@@ -23,15 +23,24 @@ from quire.kernels.backend import backend_for
 from quire.kernels.gguf_bits import MOVES
 from quire.kernels.gguf_blocks import TYPES, interleave, rows_of
 from quire.kernels.gguf_product import reference
+from quire.kernels.numba.code.gguf.dot import takes_words
 from quire.layers.formats import Dense, StackedMatrix
 from quire.layers.quantized.gguf import GGUFFormat, GGUFFormats, GGUFMatrix
 from quire.layers.weights import Weight
 
 CPU = torch.device("cpu")
 SIZE = 512
-LARGEST = 127 * 256 + 127  # of two signed digits of eight bits
+LARGEST = {16: 127 * 256 + 127, 8: 127}  # of two signed digits of eight bits, and of one
 ODD_SIZES = {32: 13 * 32, 256: 3 * 256}  # by a block's size: kernels take some blocks at a time
 every_type = pytest.mark.parametrize("type_", list(TYPES))
+# With one of each way in which scales and offsets lie, those of activations in eight bits.
+all_bits = pytest.mark.parametrize(
+    ("type_", "bits"),
+    [
+        *((type_, 16) for type_ in TYPES),
+        *((type_, 8) for type_ in ("Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K")),
+    ],
+)
 
 
 def stored_rows(type_: str, rows: int, size: int = SIZE) -> Tensor:
@@ -46,9 +55,12 @@ def dequantised(type_: str, stored: Tensor) -> Tensor:
     return torch.from_numpy(gguf.quants.dequantize(stored.numpy(), Type[type_]))
 
 
-def filled(type_: str, stored: Tensor, size: int = SIZE, most: int = 1 << 24) -> GGUFMatrix:
+def filled(
+    type_: str, stored: Tensor, size: int = SIZE, most: int = 1 << 24, bits: int = 16
+) -> GGUFMatrix:
     matrix = GGUFFormat(type_).matrix(len(stored), size)
     assert isinstance(matrix, GGUFMatrix)
+    matrix.activation_bits = bits
     matrix.make_room(torch.float32, CPU)
     for weight in matrix.weights(Weight("layer", (len(stored), size)), slice(None)):
         for piece in weight.pieces(most):
@@ -56,10 +68,10 @@ def filled(type_: str, stored: Tensor, size: int = SIZE, most: int = 1 << 24) ->
     return matrix
 
 
-def in_16_bits(x: Tensor) -> Tensor:
+def rounded(x: Tensor, bits: int) -> Tensor:
     """What activations become: 32 with a scale."""
     blocks = x.unflatten(-1, (-1, 32))
-    scales = blocks.abs().amax(-1, keepdim=True) / LARGEST
+    scales = blocks.abs().amax(-1, keepdim=True) / LARGEST[bits]
     return ((blocks / scales).round() * scales).flatten(-2)
 
 
@@ -77,33 +89,35 @@ def test_a_matrix_holds_what_the_file_has(type_: str) -> None:
     assert in_pieces.weight.nbytes == 48 * stored.shape[1]  # rows are in sixteens
 
 
-@every_type
+@all_bits
 @pytest.mark.parametrize("rows", [32, 40])
-def test_products_round_activations_and_nothing_else(type_: str, rows: int) -> None:
+def test_products_round_activations_and_nothing_else(type_: str, bits: int, rows: int) -> None:
     torch.manual_seed(0)
     size = ODD_SIZES.get(TYPES[type_].values, SIZE)
     stored = stored_rows(type_, rows, size)
-    matrix, dense = filled(type_, stored, size), dequantised(type_, stored)
+    matrix, dense = filled(type_, stored, size, bits=bits), dequantised(type_, stored)
+    if takes_words():  # instructions for 16 bits are as fast
+        bits = 16
     x, bias = torch.randn(11, size), torch.randn(rows)
     x[2, :64] *= 1000
     x[3, 32:96] = 0
     found = matrix.multiply(x, bias)
     near = {"rtol": 1e-5, "atol": 1e-5 * float((x.abs() @ dense.abs().t()).max())}
-    rounded = in_16_bits(x).nan_to_num() if TYPES[type_].has_codes else x
-    torch.testing.assert_close(found, F.linear(rounded, dense, bias), **near)
-    step = x.unflatten(-1, (-1, 32)).abs().amax(-1) / LARGEST
+    codes = rounded(x, bits).nan_to_num() if TYPES[type_].has_codes else x
+    torch.testing.assert_close(found, F.linear(codes, dense, bias), **near)
+    step = x.unflatten(-1, (-1, 32)).abs().amax(-1) / LARGEST[bits]
     most = step @ dense.unflatten(-1, (-1, 32)).abs().sum(-1).t() / 2
     exact = reference(matrix.kind, matrix.weight, rows, x, bias)
     assert ((found - exact).abs() <= most * 1.001 + near["atol"]).all()
     torch.testing.assert_close(exact, F.linear(x, dense, bias))
 
 
-@every_type
+@all_bits
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_has_the_same_bits_in_any_batch(type_: str, dtype: torch.dtype) -> None:
+def test_a_token_has_the_same_bits_in_any_batch(type_: str, bits: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     size = ODD_SIZES.get(TYPES[type_].values, SIZE)
-    matrix = filled(type_, stored_rows(type_, 64, size), size)
+    matrix = filled(type_, stored_rows(type_, 64, size), size, bits=bits)
     backend = backend_for(CPU)
     x = torch.randn(300, size).to(dtype)  # more than a kernel takes at once
     together = matrix.multiply(x, None)
@@ -187,9 +201,10 @@ def test_scales_that_are_not_numbers_are_refused(type_: str, start: int, bad: fl
         filled(type_, stored)
 
 
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_no_number_is_none_afterwards(bad: float) -> None:
-    matrix = filled("Q4_1", stored_rows("Q4_1", 32))
+def test_what_is_no_number_is_none_afterwards(bad: float, bits: int) -> None:
+    matrix = filled("Q4_1", stored_rows("Q4_1", 32), bits=bits)
     x = torch.randn(11, SIZE)
     x[[1, 9], 100] = bad
     found = matrix.multiply(x, None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from quire.kernels.gguf_blocks import CODES, TYPES
 from quire.kernels.gguf_product import kernels
 from quire.kernels.numba.backend import NumbaBackend
 from quire.kernels.numba.kernel import DTYPES
-from quire.kernels.numba.kernels import adapter_kernel, product_kernels
+from quire.kernels.numba.kernels import adapter_kernel
 
 
 def main() -> None:
@@ -13,7 +14,7 @@ def main() -> None:
     for dtype in DTYPES:
         backend.compile(dtype)
         adapter_kernel.compile(dtype)
-    for kind in product_kernels:
+    for kind in TYPES | CODES:  # not by activations of eight bits, which few ask for
         kernels.compile(kind)
 
 

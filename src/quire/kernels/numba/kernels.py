@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.kernels.gguf_blocks import CODES, HALVES, TYPES
+from quire.kernels.gguf_product import coarse
 from quire.kernels.numba.kernel import Kernel
 from quire.kernels.numba.source import (
     Bytes,
@@ -274,12 +275,14 @@ sort_kernel = Kernel("experts.sort", SortArguments)
 combine_kernel = Kernel("experts.combine", CombineArguments)
 adapter_kernel = Kernel("adapters.add", AdapterArguments)
 replay_kernel = Kernel("replay.replay", ReplayArguments)
-# Products with GGUF's types, and with codes whose scales lie apart, by the types' names.
+
+# Products with GGUF's types, and with codes whose scales lie apart, by the types' names; those of
+# codes with activations of eight bits, too.
 product_kernels = {
     name: Kernel(
         "half_linear.multiply" if name in HALVES else "gguf.multiply.multiply",
         ProductArguments,
         kind=name,
     )
-    for name in TYPES | CODES
+    for name in (*TYPES, *CODES, *(coarse(kind) for kind in TYPES | CODES if kind not in HALVES))
 }

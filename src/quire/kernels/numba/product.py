@@ -12,7 +12,7 @@ from quire.kernels.lent_memory import empty
 from quire.kernels.numba.kernel import launches
 from quire.kernels.numba.kernels import product_kernels
 from quire.kernels.numba.results import is_large
-from quire.kernels.numba.sizes import LANES, STEP, TOKEN_BYTES
+from quire.kernels.numba.sizes import DIGITS, LANES, STEP, token_bytes
 
 ITEMS = 8  # for each thread, where there are so many groups
 SMALL = 1 << 17  # weights times tokens, below which other threads are awake too late
@@ -27,20 +27,20 @@ class Product:
     """
 
     def __init__(
-        self, kind: BlockType, weights: Tensor, rows: int, scales: Tensor | None = None
+        self, kind: str, block: BlockType, weights: Tensor, rows: int, scales: Tensor | None = None
     ) -> None:
-        """`scales`, of codes alone: float32 `[groups, scales of a row, 1 or 2, 16]`, with minima
-        where there are two."""
+        """`kind`: by which name there is a kernel. `scales`, of codes alone: float32 `[groups,
+        scales of a row, 1 or 2, 16]`, with minima where there are two."""
         groups, blocks, _ = weights.shape
         self.rows, self.groups = rows, groups
         self.is_whole = rows == groups * LANES
         self.gates = rows % (2 * LANES) == 0
-        self._kernel = product_kernels[kind.name]
+        self._kernel = product_kernels[kind]
         self._weights, self._scales = weights, scales  # stay, as the kernel has their addresses
-        steps = blocks * kind.values // STEP if kind.has_codes else 0
-        self._token_bytes = steps * TOKEN_BYTES  # for its codes
+        steps = blocks * block.values // STEP if block.has_codes else 0
+        self._token_bytes = steps * token_bytes(DIGITS)  # at most, for its codes
         self._same = (
-            blocks * kind.values,
+            blocks * block.values,
             blocks,
             weights.data_ptr(),
             weights.stride(0),

@@ -17,6 +17,10 @@ FLOAT_COLUMNS = 4  # of a float32 matrix, at a time
 
 # Activations as products with GGUF's types take them (`code/gguf/activations.py`).
 STEP = 32  # that have a scale in common
-DIGITS = 2
-TOKEN_BYTES = DIGITS * STEP + 4 + 8  # of a step
+DIGITS = 2  # bytes of an activation's code; those of eight bits have one
 TILE = 8  # tokens at most
+
+
+def token_bytes(digits: int) -> int:
+    """Of a step: codes, their scale, two words."""
+    return digits * STEP + 4 + 8

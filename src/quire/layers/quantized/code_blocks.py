@@ -36,7 +36,7 @@ class CodeBlocks:
 
 
 def lay_in_blocks(
-    weight: Tensor, scales: Tensor, zeros: Tensor | None, columns: int
+    weight: Tensor, scales: Tensor, zeros: Tensor | None, columns: int, activation_bits: int
 ) -> CodeBlocks | None:
     """Change the order of `weight`, in its place, to that of a CPU's kernels; None: they cannot
     multiply it, and it stays as it is.
@@ -53,7 +53,7 @@ def lay_in_blocks(
     apart = [scales.float()] if zeros is None else [scales.float(), -scales.float() * zeros.float()]
     interleaved = torch.stack(apart, -1).unflatten(0, (-1, LANES)).permute(0, 2, 3, 1).contiguous()
     memory = weight.view(torch.uint8).view(rows // LANES, blocks, LANES * kind.bytes)
-    product = product_with_codes(kind, memory, rows, interleaved)
+    product = product_with_codes(kind, memory, rows, interleaved, activation_bits)
     if product is None:
         return None
     stored = weight.view(torch.uint8).clone() if kind.name == "INT8" else _halves(weight)

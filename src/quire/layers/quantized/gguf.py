@@ -22,7 +22,13 @@ from quire.kernels.gguf_blocks import (
     rows_of,
     scales_are_finite,
 )
-from quire.kernels.gguf_product import Product, dequantised, kernels, product_with
+from quire.kernels.gguf_product import (
+    Product,
+    dequantised,
+    kernel_name,
+    kernels,
+    product_with,
+)
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import stored_columns
@@ -120,7 +126,7 @@ class GGUFMatrix(Matrix):
         super().make_room(dtype, device)
         self._computed_in, self._product = dtype, None
         if device.type == "cpu":
-            kernels.prepare(self.kind.name)
+            kernels.prepare(kernel_name(self.kind, self.activation_bits))
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return self._multiplier()(x, bias)
@@ -143,7 +149,9 @@ class GGUFMatrix(Matrix):
     def _multiplier(self) -> Product:
         """Found by the first product, when the kernel must be there."""
         if self._product is None:
-            self._product = product_with(self.kind, self.weight, self.out_features)
+            self._product = product_with(
+                self.kind, self.weight, self.out_features, self.activation_bits
+            )
         return self._product
 
     def rows(self, indices: Tensor) -> Tensor:

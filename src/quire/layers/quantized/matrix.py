@@ -54,7 +54,9 @@ class QuantizedMatrix(Matrix):
     def lay_in_blocks(self, weight: Tensor, scales: Tensor, zeros: Tensor | None = None) -> None:
         """Change the order in memory to that of a CPU's kernels, where they can multiply it."""
         if self._blocks is None:
-            self._blocks = lay_in_blocks(weight, scales, zeros, self.in_features)
+            self._blocks = lay_in_blocks(
+                weight, scales, zeros, self.in_features, self.activation_bits
+            )
 
     def codes_of(self, weight: Tensor, rows: slice | Tensor) -> Tensor:
         """Some rows of `weight` as the format has them, whatever their order in memory is."""

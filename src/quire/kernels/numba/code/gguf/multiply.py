@@ -11,7 +11,7 @@ from __future__ import annotations
 from numpy import float32, int64
 
 from quire.kernels.numba.code.exp import exp
-from quire.kernels.numba.code.gguf.activations import quantise_steps, tile_size
+from quire.kernels.numba.code.gguf.activations import quantise_steps, tile_size, token_bytes_of
 from quire.kernels.numba.code.gguf.dot import unpacks
 from quire.kernels.numba.code.gguf.tile import multiply_tile
 from quire.kernels.numba.code.gguf.unpacked import (
@@ -30,7 +30,7 @@ from quire.kernels.numba.code.simd import (
     store_past_caches,
     where_negative,
 )
-from quire.kernels.numba.sizes import LANES, STEP, TILE, TOKEN_BYTES
+from quire.kernels.numba.sizes import LANES, STEP, TILE
 
 MOST_TOKENS = 256  # of a chunk
 # Bytes of its activations, which stay in the second cache: what other threads have made of them
@@ -65,7 +65,7 @@ def _chunk_size(a):
     """How many tokens are multiplied with all weights before the next: whole tiles."""
     if not UNPACKS:  # without, fewer have not been measured
         return int64(MOST_TOKENS)
-    fit = SECOND_CACHE // (a.size // STEP * TOKEN_BYTES)
+    fit = SECOND_CACHE // (a.size // STEP * token_bytes_of(a.kind))
     return min(max(fit, FETCHING * TILE), MOST_TOKENS) // TILE * TILE
 
 
@@ -110,7 +110,7 @@ def _multiply_tiles(a, group, is_last, token, end, tiles, products):
         own_bytes = bytes_of_share(a.kind, count) if tiles >= FETCHING else 0
         for tile in range(tiles):
             record = (token + tile * TILE) * steps + first * block_steps * TILE
-            x, out = shift(a.tiles, record * TOKEN_BYTES), shift(sums, tile * of_tile)
+            x, out = shift(a.tiles, record * token_bytes_of(a.kind)), shift(sums, tile * of_tile)
             fetched = shift(next_weights, tile % FETCHING * own_bytes)
             is_all = own_bytes == 0 and tile == 0
             multiply_unpacked(a.kind, unpacked, x, count, fetched, is_all, out)
@@ -132,7 +132,7 @@ def _quantise(arguments):
         tokens = tile_size(a.tokens - token)
         while claimed < pieces + pieces_of_tile:
             step = (claimed - pieces) * PIECE
-            tile = shift(a.tiles, token * steps * TOKEN_BYTES)
+            tile = shift(a.tiles, token * steps * token_bytes_of(a.kind))
             end = min(step + PIECE, steps)
             quantise_steps(a.kind, a.x, a.size, token, a.tokens - 1, tokens, tile, step, end)
             claim(arguments, 1)
@@ -154,7 +154,7 @@ def _group(a, group):
 @helper
 def _product(a, group, token, tokens, out):
     weights, apart = _group(a, group)
-    x = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
+    x = shift(a.tiles, token * (a.size // STEP) * token_bytes_of(a.kind))
     if not UNPACKS and tokens == 8:
         multiply_tile(a.kind, 8, weights, apart, x, a.blocks, out)
     elif tokens == 4:

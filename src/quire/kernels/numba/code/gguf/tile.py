@@ -26,7 +26,7 @@ from quire.kernels.numba.code.gguf.dot import (
 from quire.kernels.numba.code.gguf.formats import FORMATS
 from quire.kernels.numba.code.gguf.reader import VECTORS, constant, floats_of, steps_of
 from quire.kernels.numba.code.memory import CACHE_LINE, emit_prefetch
-from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
+from quire.kernels.numba.sizes import LANES, STEP
 
 INT64 = ir.IntType(64)
 AT_ONCE = 4  # tokens: an instruction need not wait for the one before it
@@ -60,7 +60,7 @@ def multiply_tile(typing_context, kind, tokens, weights, apart, x, blocks, out):
         begin_part = fetch_share_of_next if count < AT_ONCE else None  # memory is waited for
         walk = steps_of(builder, format_, weights, apart, INT64(0), blocks, begin_part)
         for part, number, step in walk:
-            record = builder.gep(x, [builder.mul(number, INT64(count * TOKEN_BYTES))])
+            record = builder.gep(x, [builder.mul(number, INT64(count * format_.token_bytes))])
             places = builder.gep(out, [builder.mul(part, INT64(step.lanes))])
             at_once = _at_once(format_)
             for token in range(0, count, at_once):
@@ -90,7 +90,8 @@ def add_step(builder, format_, step, record, tokens, count, sums):
 
     places = [builder.gep(sums, [INT64(token * LANES)]) for token in tokens]
     totals = [builder.load(builder.bitcast(each, floats.as_pointer()), align=4) for each in places]
-    of_sums = (DIGITS * STEP + 4) * count
+    code_bytes = format_.digits * STEP
+    of_sums = (code_bytes + 4) * count
     each = VECTORS // format_.scales
     parts: list[Any] = [None] * len(tokens)
     for i, row_scales in enumerate(step.scales):
@@ -99,7 +100,10 @@ def add_step(builder, format_, step, record, tokens, count, sums):
             offsets = [word(INT32, of_sums + 8 * token + 4 * i) for token in tokens]
             offsets = [splat(builder, offset, words) for offset in offsets]
         half = range(i * each, (i + 1) * each)
-        sums_of_codes = _sums_of_codes(builder, words, step.codes, half, record, tokens, offsets)
+        places_of_x = [builder.gep(record, [INT64(code_bytes * token)]) for token in tokens]
+        sums_of_codes = _sums_of_codes(
+            builder, words, step.codes, half, places_of_x, format_.digits, offsets
+        )
         for n, found in enumerate(sums_of_codes):
             found = builder.sitofp(found, floats)
             if i:
@@ -107,7 +111,7 @@ def add_step(builder, format_, step, record, tokens, count, sums):
             else:
                 parts[n] = builder.fmul(found, row_scales)
     for n, token in enumerate(tokens):
-        scale = word(ir.FloatType(), DIGITS * STEP * count + 4 * token)
+        scale = word(ir.FloatType(), code_bytes * count + 4 * token)
         totals[n] = builder.call(fma, (parts[n], splat(builder, scale, floats), totals[n]))
         for i, minimum in enumerate(step.minima):
             of_sum = splat(builder, word(ir.FloatType(), of_sums + 8 * token + 4 * i), floats)
@@ -115,15 +119,16 @@ def add_step(builder, format_, step, record, tokens, count, sums):
         store_vector(builder, totals[n], places[n], 0)
 
 
-def _sums_of_codes(builder, words, codes, numbers, record, tokens, offsets):
-    """Of each token, the sum of its activations times codes of these numbers, and its offset."""
+def _sums_of_codes(builder, words, codes, numbers, tokens, digits, offsets):
+    """Of each token, whose activations' codes begin there, the sum of them times codes of these
+    numbers, and its offset."""
 
     def add_products(parts):
         for j in numbers:
             code = codes[j]
             for digit, sums in parts.items():
                 for n, token in enumerate(tokens):
-                    x = builder.gep(record, [INT64(STEP * (DIGITS * token + digit))])
+                    x = builder.gep(token, [INT64(STEP * digit)])
                     sums[n] = dot(builder, sums[n], code, x, j)
 
     def joined(firsts, seconds):
@@ -133,7 +138,7 @@ def _sums_of_codes(builder, words, codes, numbers, record, tokens, offsets):
 
     firsts = [words(None)] * len(tokens)
     start = list(offsets or firsts)
-    if takes_words():
+    if takes_words() or digits == 1:
         add_products({0: start})
         return start
     if len(tokens) == MANY and has_feature("dotprod"):

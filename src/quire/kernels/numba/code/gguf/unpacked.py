@@ -17,7 +17,7 @@ from quire.kernels.numba.code.gguf.formats import FORMATS
 from quire.kernels.numba.code.gguf.reader import INT64, VECTORS, Step, floats_of, steps_of
 from quire.kernels.numba.code.gguf.tile import add_step
 from quire.kernels.numba.code.memory import CACHE_LINE, emit_prefetch
-from quire.kernels.numba.sizes import LANES, STEP, TILE, TOKEN_BYTES
+from quire.kernels.numba.sizes import LANES, STEP, TILE
 
 PARTS = LANES // register_lanes()  # that sixteen rows are computed in
 FETCHING = 4  # tiles at least that share in fetching: one alone would wait for it
@@ -60,7 +60,9 @@ def multiply_unpacked(typing_context, kind, unpacked, x, steps, next_weights, is
                 with builder.if_then(is_all):
                     for line in range(share, lines):
                         emit_prefetch(builder, builder.gep(fetched, [INT64(line * CACHE_LINE)]))
-                record = builder.gep(x, [builder.mul(loop.index, INT64(TILE * TOKEN_BYTES))])
+                record = builder.gep(
+                    x, [builder.mul(loop.index, INT64(TILE * format_.token_bytes))]
+                )
                 step = _Vectors(builder, unpacked, loop.index, parts.index).step(format_)
                 add_step(builder, format_, step, record, range(TILE), TILE, places)
         return context.get_dummy_value()

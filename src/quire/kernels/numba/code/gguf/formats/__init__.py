@@ -10,7 +10,11 @@ Blocks of 256 are walked in chunks of a few steps each.
 
 from __future__ import annotations
 
+from copy import copy
+
 from quire.kernels.gguf_blocks import CODES
+from quire.kernels.gguf_product import coarse
+from quire.kernels.numba.code.gguf.dot import takes_words
 from quire.kernels.numba.code.gguf.formats.blocks_of_32 import (
     CodesApart,
     EightBits,
@@ -25,8 +29,9 @@ from quire.kernels.numba.code.gguf.formats.k_types import (
     TwoBitsK,
 )
 from quire.kernels.numba.code.gguf.formats.tables import Fp4, NonLinear, NonLinearK
+from quire.kernels.numba.sizes import DIGITS
 
-FORMATS: dict[str, Format] = {
+_FORMATS = {
     each.name: each
     for each in (
         FourBits("Q4_0"),
@@ -44,4 +49,17 @@ FORMATS: dict[str, Format] = {
         SixBitsK("Q6_K"),
         *map(CodesApart, CODES),
     )
+}
+
+
+def _coarse(format_: Format) -> Format:
+    """The same beside activations of eight bits, where instructions multiply bytes."""
+    found = copy(format_)
+    found.digits = DIGITS if takes_words() else 1
+    return found
+
+
+FORMATS: dict[str, Format] = {
+    **_FORMATS,
+    **{coarse(name): _coarse(format_) for name, format_ in _FORMATS.items()},
 }
