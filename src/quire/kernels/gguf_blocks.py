@@ -44,6 +44,11 @@ class BlockType:
         """Whether it is quantised."""
         return self.name not in HALVES
 
+    @property
+    def coarse_name(self) -> str:
+        """What it is called, if it has codes, beside activations of eight bits."""
+        return f"{self.name}_8"
+
 
 TYPES = {
     kind.name: kind

@@ -104,12 +104,7 @@ def product_with_codes(
 
 def kernel_name(kind: BlockType, activation_bits: int) -> str:
     """That of the CPU's kernel for this type."""
-    return coarse(kind.name) if activation_bits == EIGHT and kind.has_codes else kind.name
-
-
-def coarse(kind: str) -> str:
-    """What a type is called beside activations of eight bits."""
-    return f"{kind}_8"
+    return kind.coarse_name if activation_bits == EIGHT and kind.has_codes else kind.name
 
 
 class Kernels:

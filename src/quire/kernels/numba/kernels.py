@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.kernels.gguf_blocks import CODES, HALVES, TYPES
-from quire.kernels.gguf_product import coarse
 from quire.kernels.numba.kernel import Kernel
 from quire.kernels.numba.source import (
     Bytes,
@@ -276,6 +275,7 @@ combine_kernel = Kernel("experts.combine", CombineArguments)
 adapter_kernel = Kernel("adapters.add", AdapterArguments)
 replay_kernel = Kernel("replay.replay", ReplayArguments)
 
+_COARSE = [kind.coarse_name for kind in (TYPES | CODES).values() if kind.has_codes]
 # Products with GGUF's types, and with codes whose scales lie apart, by the types' names; those of
 # codes with activations of eight bits, too.
 product_kernels = {
@@ -284,5 +284,5 @@ product_kernels = {
         ProductArguments,
         kind=name,
     )
-    for name in (*TYPES, *CODES, *(coarse(kind) for kind in TYPES | CODES if kind not in HALVES))
+    for name in (*TYPES, *CODES, *_COARSE)
 }

@@ -13,7 +13,6 @@ from __future__ import annotations
 from copy import copy
 
 from quire.kernels.gguf_blocks import CODES
-from quire.kernels.gguf_product import coarse
 from quire.kernels.numba.code.gguf.dot import takes_words
 from quire.kernels.numba.code.gguf.formats.blocks_of_32 import (
     CodesApart,
@@ -61,5 +60,5 @@ def _coarse(format_: Format) -> Format:
 
 FORMATS: dict[str, Format] = {
     **_FORMATS,
-    **{coarse(name): _coarse(format_) for name, format_ in _FORMATS.items()},
+    **{format_.block.coarse_name: _coarse(format_) for format_ in _FORMATS.values()},
 }
