@@ -194,3 +194,17 @@ def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:
     for name in ("qwen3-0.6b", "deepseek-v2-lite"):
         with pytest.raises(ConfigError, match="speculative='mtp' drafts with the MTP layer"):
             LLM(name, load_format="dummy", device="cpu", speculative="mtp")
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_nextn_predict_layers": 1}], ids=["unsaid", "one"])
+def test_a_layer_that_only_the_config_counts_is_refused(
+    fields: dict[str, int], tmp_path: Path
+) -> None:
+    """Who converts a checkpoint may leave the layer out, and the config as it was."""
+    MTPOracle(tmp_path)
+    config = tmp_path / "config.json"
+    raw = json.loads(config.read_text())
+    raw.pop("num_nextn_predict_layers", None)
+    config.write_text(json.dumps(raw | fields))
+    with pytest.raises(ConfigError, match="speculative='mtp' drafts with the MTP layer"):
+        LLM(str(tmp_path), device="cpu", num_blocks=16, speculative="mtp", use_tqdm=False)

@@ -261,6 +261,18 @@ def test_a_mixture_with_narrow_rows_is_refused(
         quantize(str(folder), tmp_path / "out", FEW, progress=False)
 
 
+def test_a_text_without_a_tokenizer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make("llama", tmp_path / "model")
+    (tmp_path / "text").write_text("text")
+    text = CalibrationConfig(text=str(tmp_path / "text"), device="cpu")
+    monkeypatch.setattr(WatchedLLM, "__init__", lambda *_: pytest.fail("its weights were loaded"))
+    with pytest.raises(ConfigError, match="model has no tokenizer to read the text with"):
+        quantize(str(folder), tmp_path / "out", text, progress=False)
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_what_is_refused(tmp_path: Path, smollm2_path: Path) -> None:
     folder = make("llama", tmp_path / "model")
     out = tmp_path / "out"
@@ -274,10 +286,6 @@ def test_what_is_refused(tmp_path: Path, smollm2_path: Path) -> None:
             quantize(model, out, FEW, progress=False)
     with pytest.raises(ConfigError, match="exists"):
         quantize(str(folder), folder, FEW, progress=False)
-    text = CalibrationConfig(text=str(tmp_path / "text"), device="cpu")
-    (tmp_path / "text").write_text("text")
-    with pytest.raises(ConfigError, match="has no tokenizer to read the text with"):
-        quantize(str(folder), out, text, progress=False)
     with pytest.raises(ConfigError, match="calibration_tokens must be a whole number"):
         CalibrationConfig(calibration_tokens=3)
     assert not list(tmp_path.glob("out*"))

@@ -80,10 +80,7 @@ class ModelConfig(CheckpointConfig):
 
     def with_mtp(self: C) -> C:
         """The same model, whose blocks have room for what its MTP layer caches."""
-        raise ConfigError(
-            "speculative='mtp' drafts with the MTP layer of a DeepSeek V3 checkpoint, and this "
-            "model has none: use ngram or a smaller model."
-        )
+        raise no_mtp()
 
     def with_one_layer_of_each_kind(self: C) -> C:
         """A thin model, whose layers do all that this one's do."""
@@ -110,3 +107,10 @@ class ModelConfig(CheckpointConfig):
                 f"The model has {self.num_heads:,} attention heads of {self.head_dim:,} features "
                 f"each, which no model has: its config is damaged."
             )
+
+
+def no_mtp() -> ConfigError:
+    return ConfigError(
+        "speculative='mtp' drafts with the MTP layer of a DeepSeek V3 checkpoint, and this model "
+        "has none: use ngram or a smaller model."
+    )

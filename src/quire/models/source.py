@@ -25,9 +25,10 @@ from quire.models.checkpoints.folder import read_config, read_tokenizer
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.checkpoints.weights import check_weights, load_weights
-from quire.models.config import ModelConfig
+from quire.models.config import ModelConfig, no_mtp
 from quire.models.deepseek_mtp import DeepseekMTP
 from quire.models.deepseek_v2 import DeepseekConfig
+from quire.models.deepseek_v3 import layer_of
 from quire.models.hf_config import read_hf_config
 from quire.models.quantization.checkpoint import CheckpointFormats
 from quire.models.quantization.making import (
@@ -179,6 +180,16 @@ def build_model(
     model = shapes(source.config, tp)
     fill_model(model, source, dtype, device, progress)
     return model
+
+
+def check_mtp(source: ModelSource) -> None:
+    """Refuse a checkpoint that lacks the MTP layer which its config counts, as it does unless it
+    says otherwise."""
+    if isinstance(source, DummySource):
+        return
+    behind = source.config.num_layers
+    if all(layer_of(name) != behind for name, _ in source.tensors()):
+        raise no_mtp()
 
 
 def build_mtp(

@@ -19,6 +19,7 @@ import torch
 
 from quire.errors import ConfigError, ModelError
 from quire.layers.formats import AllDense
+from quire.models.checkpoints.folder import read_tokenizer
 from quire.models.checkpoints.json_file import read_json
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import folder_tensors
@@ -65,6 +66,10 @@ def quantize(model: str, out: Path, config: CalibrationConfig, progress: bool = 
         raise ConfigError(f"{config.text} cannot be read: it is not a file.")
     with new_folder(out) as partial:
         folder = folder_of(model, progress)
+        if config.text is not None and read_tokenizer(folder) is None:
+            raise ConfigError(
+                f"{model} has no tokenizer to read the text with: leave the text out."
+            )
         with WatchedLLM(folder, config, progress) as llm:
             rounding = Rounding(llm, folder, TensorWriter(partial), progress)
             if progress:

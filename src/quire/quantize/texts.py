@@ -36,8 +36,7 @@ def generated(llm: WatchedLLM, tokens: int, seed: int) -> list[list[int]]:
 
 def from_file(llm: WatchedLLM, path: Path, tokens: int) -> list[list[int]]:
     """Parts of a file, from all over it."""
-    if llm.tokenizer is None:
-        raise ConfigError("The model has no tokenizer to read the text with: leave it out.")
+    assert llm.tokenizer is not None  # which is asked before the weights are loaded
     try:
         ids = llm.tokenizer.encode(path.read_text(encoding="utf-8"), add_special_tokens=False)
     except OSError as error:

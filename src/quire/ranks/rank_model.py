@@ -27,7 +27,14 @@ from quire.models.adapters.reader import AdapterReader
 from quire.models.config import ModelConfig
 from quire.models.deepseek_mtp import DeepseekMTP
 from quire.models.pool_groups import declared_groups, pool_groups
-from quire.models.source import ModelSource, build_mtp, fill_model, open_model, shapes
+from quire.models.source import (
+    ModelSource,
+    build_mtp,
+    check_mtp,
+    fill_model,
+    open_model,
+    shapes,
+)
 from quire.ranks.group import Group
 from quire.runner.adapters import RunnerAdapters
 from quire.runner.attention_clock import AttentionClock
@@ -90,6 +97,7 @@ def open_source(config: EngineConfig, device: torch.device, progress: bool) -> M
     )
     if config.speculative == MTP:
         source.config = source.config.with_mtp()
+        check_mtp(source)
     return source
 
 

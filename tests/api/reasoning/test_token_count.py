@@ -41,6 +41,18 @@ CASES = [
         "<|channel|>analysis<|message|>Hm.<|end|>",
         "<|start|>assistant<|channel|>analysis to=functions.f json<|message|>{}",
     ),
+    (
+        "harmony",
+        "free",
+        "<|channel|>analysis<|message|>Hm.<|channel|>analysis<|message|>Well.",
+        "<|channel|>final<|message|>Yes.",
+    ),
+    (
+        "harmony",
+        "free",
+        "<|channel|>analysis<|message|>Hm.",
+        "<|start|>assistant<|channel|>final<|message|>Yes.",
+    ),
 ]
 
 

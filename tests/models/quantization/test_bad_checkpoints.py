@@ -176,6 +176,36 @@ DAMAGES: dict[str, tuple[str, str, Change, str]] = {
         lambda t: torch.arange(256) % 2,
         r"q_proj.weight_g_idx has inputs in groups out of order",
     ),
+    "an index of words without its end": (
+        "pack-quantized",
+        f"{Q}.weight_g_idx",
+        lambda t: torch.arange(255) // 64,
+        r"^model\.\S+q_proj\.weight_g_idx is \[255\], and weight_packed has 256 inputs: download",
+    ),
+    "an index of words of nothing": (
+        "pack-quantized",
+        f"{Q}.weight_g_idx",
+        lambda t: torch.arange(0),
+        r"q_proj.weight_g_idx is \[0\], and weight_packed has 256 inputs",
+    ),
+    "an announced index of words without its end": (
+        "pack-quantized-index",
+        f"{Q}.weight_g_idx",
+        lambda t: t[:-1],
+        r"q_proj.weight_g_idx is \[255\], and weight_packed has 256 inputs",
+    ),
+    "an index of blocks without its end": (
+        "float-quantized-block",
+        f"{Q}.weight_g_idx",
+        lambda t: torch.arange(255) // 128,
+        r"q_proj.weight_g_idx is \[255\], and weight has 256 inputs",
+    ),
+    "an index of fp4 without its end": (
+        "mxfp4-pack-quantized",
+        f"{Q}.weight_g_idx",
+        lambda t: torch.arange(255) // 32,
+        r"q_proj.weight_g_idx is \[255\], and weight_packed has 256 inputs",
+    ),
     "an index of another type": (
         "gptq",
         f"{Q}.g_idx",

@@ -60,13 +60,15 @@ class _TagCounter(ThoughtCounter):
 
 
 class _ChannelCounter(ThoughtCounter):
-    """Counts messages of the channel of thoughts, from the header to the tag that ends them."""
+    """Counts messages of the channel of thoughts, from the header to the tag that ends them; one
+    that begins the next header is of that."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         token_id = tokenizer.backend.token_to_id
         self._message = token_id(harmony.MESSAGE)
+        self._begins = {token_id(tag) for tag in harmony.BEGINS} - {None}
         self._ends = {token_id(tag) for tag in harmony.ENDS} - {None}
         self._header: list[int] | None = []  # None: within a message
         self._is_thought = False
@@ -87,6 +89,9 @@ class _ChannelCounter(ThoughtCounter):
             self._header = None
 
     def _read_message(self, token_id: int) -> None:
+        if token_id in self._begins:
+            self._header = [token_id]
+            return
         self.count += self._is_thought
         if token_id in self._ends:
             self._header = []

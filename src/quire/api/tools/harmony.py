@@ -18,7 +18,8 @@ from quire.thinking import CHANNEL, FUNCTIONS, LONGEST_HEADER, RECIPIENT, is_tho
 
 START, CONSTRAIN, MESSAGE = "<|start|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
-ENDS = (END, CALL, RETURN, START, CHANNEL)  # of a message; models leave out the first ones at times
+BEGINS = (START, CHANNEL)  # of a header
+ENDS = (END, CALL, RETURN, *BEGINS)  # of a message; models leave out the first ones at times
 HEADER_BEGINS = ("<|", "to=")
 
 
@@ -86,7 +87,7 @@ class HarmonyParser(AnswerParser):
         place, tag = min(found)
         self._emit(self._buffer[:place])
         self._event = None
-        is_in_header = tag in (START, CHANNEL)
+        is_in_header = tag in BEGINS
         self._buffer = self._buffer[place if is_in_header else place + len(tag) :]
         return True
 

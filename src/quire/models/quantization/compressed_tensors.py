@@ -123,6 +123,9 @@ class CompressedTensors(CheckpointFormats):
         weight, scales = stored.pop(codes), stored.pop("weight_scale")
         zeros = stored.pop("weight_zero_point", None)
         index = stored.pop("weight_g_idx", None)
+        if index is not None:
+            inputs = num_inputs(name, codes, weight, shape, stored_as)
+            check_length(f"{name}.weight_g_idx", index, codes, inputs)
         if not (isinstance(stored_as, Grouped) and stored_as.by_index):
             refuse_order(f"{name}.weight_g_idx", index, scales)
         if not (isinstance(stored_as, Grouped) and stored_as.has_zeros):
@@ -156,15 +159,44 @@ def codes_of_words(
     name: str, words: LazyTensor, shape: LazyTensor | None, kind: Grouped
 ) -> LazyTensor:
     """Without what fills up the last word of a row, which `weight_shape` tells."""
-    per_word = 32 // kind.bits
-    may_be_filled = kind.group is None or kind.group % per_word
-    if not may_be_filled or shape is None or tuple(shape.shape) != (2,):
+    may_be_filled = kind.group is None or kind.group % (32 // kind.bits)
+    if not may_be_filled:
         return AsBytes(words)
+    columns = columns_of_words(name, words, shape, kind)
+    return AsBytes(words, -(-columns * kind.bits // 8))
+
+
+def columns_of_words(name: str, words: LazyTensor, shape: LazyTensor | None, kind: Grouped) -> int:
+    """As `weight_shape` tells, unless the words are those of another matrix."""
+    per_word = 32 // kind.bits
+    filled = words.shape[1] * per_word
+    if shape is None or tuple(shape.shape) != (2,):
+        return filled
     if shape.dtype.is_floating_point:
         raise ModelError(f"{name} is not two sizes: download the model again.")
     columns = int(whole(shape)[1])
-    is_true = -(-columns // per_word) == words.shape[1]
-    return AsBytes(words, -(-columns * kind.bits // 8) if is_true else None)
+    return columns if -(-columns // per_word) == words.shape[1] else filled
+
+
+def num_inputs(
+    name: str, codes: str, stored: LazyTensor, shape: LazyTensor | None, kind: QuantizedFormat
+) -> int:
+    """How many inputs the codes of a layer are for."""
+    if isinstance(kind, Mxfp4 | Nvfp4):
+        return 2 * stored.shape[1]
+    if isinstance(kind, Grouped) and codes == "weight_packed":
+        return columns_of_words(f"{name}.weight_shape", stored, shape, kind)
+    return stored.shape[1]
+
+
+def check_length(name: str, index: LazyTensor, codes: str, inputs: int) -> None:
+    """Refuse an index of other inputs than the codes': one that is in order is never loaded, so
+    that nobody else would hold it against the matrix."""
+    if tuple(index.shape) != (inputs,):
+        raise ModelError(
+            f"{name} is {list(index.shape[:4])}, and {codes} has {inputs} inputs: download the "
+            f"model again."
+        )
 
 
 def refuse_order(name: str, index: LazyTensor | None, scales: LazyTensor) -> None:
@@ -172,8 +204,7 @@ def refuse_order(name: str, index: LazyTensor | None, scales: LazyTensor) -> Non
     if index is None:
         return
     groups = scales.shape[1] if len(scales.shape) == 2 else 1
-    inputs = index.shape[0] if index.shape else 0
-    if not is_in_order(index, -(-inputs // max(1, groups))):
+    if not is_in_order(index, -(-index.shape[0] // max(1, groups))):
         raise ModelError(
             f"{name} has inputs in groups out of order, which Quire reads of integers in groups "
             f"alone: choose a model without it."
