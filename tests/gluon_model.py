@@ -13,8 +13,8 @@ for. These are errors:
 - more arrivals at a barrier than it counts;
 - threads that all wait (a deadlock).
 
-The four warps of a warpgroup are one thread: that they wait for each other is not seen here, nor is
-anything about layouts.
+The warps of a partition are one thread: that they wait for each other, as the compiler has them do
+before one of them arrives at a barrier for all, is not seen here, nor is anything about layouts.
 """
 
 from __future__ import annotations

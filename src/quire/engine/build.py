@@ -22,11 +22,9 @@ from quire.engine.schedule.scheduler import Scheduler
 from quire.errors import ConfigError
 from quire.histogram import BucketCounts
 from quire.kernels.fp8 import FP8, SCALE
-from quire.kernels.gguf_product import SIXTEEN
 from quire.kv.layout import KVLayout
 from quire.kv.prefix import PrefixCache
 from quire.layers.formats import AllDense, MatrixFormats
-from quire.layers.quantized.gguf import GGUFFormats
 from quire.layers.tp import SINGLE
 from quire.models.config import ModelConfig
 from quire.models.pool_groups import declared_groups
@@ -70,7 +68,6 @@ def build_engine(
         if (said := rounded_twice(source, config.quantization)) is not None:
             log.warning(said)
         _check_fp8(config, source.config, device)
-        _check_activations(config, source.config, device)
         check_size(size, source.config, device, config.enable_expert_parallel)
     ranks = Ranks(config, device, size) if size > 1 or through_group else None
     names_blocks = publishes_events or has_tiers(config)
@@ -214,24 +211,6 @@ def _check_fp8(config: EngineConfig, model: ModelConfig, device: torch.device) -
             f"kv_cache_dtype='fp8' is for latents of a multiple of {SCALE.itemsize} numbers, and "
             f"the model has kv_lora_rank={ragged:,}; leave it at 'auto' here."
         )
-
-
-def _check_activations(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
-    if config.activation_bits == SIXTEEN:
-        return
-    formats = model.formats
-    if device.type == "cuda":
-        why = "a GPU's kernels choose for themselves"
-    elif isinstance(formats, AllDense) or (
-        isinstance(formats, GGUFFormats) and formats.only_halves
-    ):
-        why = "this model's matrices are numbers, for which quantization='int8' might be of use"
-    else:
-        return
-    raise ConfigError(
-        f"activation_bits={config.activation_bits} is for matrices of codes on a CPU: leave it "
-        f"out, as {why}."
-    )
 
 
 def _check_length(config: EngineConfig, model: ModelConfig) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.kernels.gguf_product import SIXTEEN
+from quire.kernels.gguf_product import ACTIVATION_BITS
 from quire.kv.hit_rule import Window
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
@@ -66,7 +66,7 @@ def block_namespace(
     layout: KVLayout,
     num_ranks: int,
     expert_parallel: bool = False,
-    activation_bits: int = SIXTEEN,
+    activation_bits: int = ACTIVATION_BITS,
 ) -> Namespace:
     """What the bytes of a block depend on, besides its tokens; `layout` is that of one rank.
 
@@ -75,7 +75,9 @@ def block_namespace(
     return Namespace(
         model=source.fingerprint.result(),
         dtype=_arithmetic_name(source.config.formats, dtype, num_ranks, expert_parallel)
-        + ("" if activation_bits == SIXTEEN else f", activations in {activation_bits} bits"),
+        + (
+            "" if activation_bits == ACTIVATION_BITS else f", activations in {activation_bits} bits"
+        ),
         kv_dtype=str(layout.dtype),
         block_size=layout.block_size,
         layout=f"{layout.shape_name} tp {1 if layout.is_replicated else num_ranks}",

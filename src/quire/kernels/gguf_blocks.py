@@ -47,7 +47,7 @@ class BlockType:
     @property
     def coarse_name(self) -> str:
         """What it is called, if it has codes, beside activations of eight bits."""
-        return f"{self.name}_8"
+        return f"{self.name}_beside_8_bits"
 
 
 TYPES = {

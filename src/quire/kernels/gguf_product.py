@@ -2,8 +2,8 @@
 
 The reference dequantises (`gguf_numbers.py`) and multiplies. The CPU's kernels round
 activations to 16 bits first, 32 with a scale, which leaves nothing of that rounding to see. With 8
-bits, which is for who asks for it (`activation_bits`), the demo's perplexity rises by 0.15 %:
-little, but a near tie may become another answer.
+bits, which are for who asks for them, a near tie may become another answer (docs/models.md has by
+how much).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from quire.kernels.gguf_blocks import BlockType, rows_of
 
 log = logging.getLogger("quire")
 
-EIGHT, SIXTEEN = 8, 16  # bits of an activation
+ACTIVATION_BITS, FEW_ACTIVATION_BITS = 16, 8  # and those of who asks for them
 
 
 def dequantised(kind: BlockType, weights: Tensor, rows: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class ReferenceProduct:
 
 
 def product_with(
-    kind: BlockType, weights: Tensor, rows: int, activation_bits: int = SIXTEEN
+    kind: BlockType, weights: Tensor, rows: int, activation_bits: int = ACTIVATION_BITS
 ) -> Product:
     """That of the first `rows` of interleaved weights: a kernel's, where there is one."""
     name = kernel_name(kind, activation_bits)
@@ -104,7 +105,17 @@ def product_with_codes(
 
 def kernel_name(kind: BlockType, activation_bits: int) -> str:
     """That of the CPU's kernel for this type."""
-    return kind.coarse_name if activation_bits == EIGHT and kind.has_codes else kind.name
+    is_coarse = activation_bits == FEW_ACTIVATION_BITS and kind.has_codes
+    return kind.coarse_name if is_coarse else kind.name
+
+
+def multiplies_bytes() -> bool:
+    """Whether this CPU has instructions with which fewer bits of an activation are faster."""
+    if find_spec("numba") is None:
+        return False
+    from quire.kernels.numba.code.gguf.dot import takes_words
+
+    return not takes_words()
 
 
 class Kernels:

@@ -17,7 +17,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.codes import Codes
 from quire.kernels.experts import PackedExperts
-from quire.kernels.gguf_product import SIXTEEN
+from quire.kernels.gguf_product import ACTIVATION_BITS
 from quire.kernels.linear import PackedMatrix, add_linear, is_few, linear, pack, pack_experts
 from quire.layers.weights import Block, TensorPlace, Weight, parameter, span, view
 
@@ -33,7 +33,8 @@ class Matrix(Block):
 
     out_features: int
     in_features: int
-    activation_bits = SIXTEEN  # that a CPU multiplies codes by; told before `make_room`
+    multiplies_codes = False  # on a CPU: by activations of so many bits, told before `make_room`
+    activation_bits = ACTIVATION_BITS
     own_tokens = False  # an expert's: it may be given no tokens of others
     fills_columns = False  # on a GPU: `multiply_into` is no copy
 

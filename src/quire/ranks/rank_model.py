@@ -7,6 +7,7 @@ From `warm_up` on the ranks work together, so each has to take the same steps in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from quire.errors import ConfigError
 from quire.host_memory import free_host_memory
 from quire.kernels.backend import backend_for
 from quire.kernels.fp8 import FP8
+from quire.kernels.gguf_product import ACTIVATION_BITS, multiplies_bytes
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.layers.matrix import Matrix
@@ -84,6 +86,23 @@ def check_size(
     declared_groups(model, tp)  # it has to be built for that
 
 
+def check_activations(bits: int, device: torch.device, matrices: Sequence[Matrix]) -> None:
+    """Refuse to round what nothing would round, or what would be no faster for it."""
+    if bits == ACTIVATION_BITS:
+        return
+    if device.type == "cuda":
+        why = "a GPU's kernels choose for themselves"
+    elif not any(matrix.multiplies_codes for matrix in matrices):
+        why = "this model has none, though quantization='int8' would make some"
+    elif not multiplies_bytes():
+        why = "this CPU multiplies 16 bits as fast"
+    else:
+        return
+    raise ConfigError(
+        f"activation_bits={bits} is for matrices of codes on a CPU: leave it out, as {why}."
+    )
+
+
 def open_source(config: EngineConfig, device: torch.device, progress: bool) -> ModelSource:
     """What every rank reads its part of the model from."""
     source = open_model(
@@ -114,9 +133,10 @@ class RankModel:
         self.layout = self._layout()
         self.backend = backend_for(device)
         self.model = shapes(source.config, tp)  # without memory, until `load`
-        for module in self.model.modules():
-            if isinstance(module, Matrix):
-                module.activation_bits = config.activation_bits
+        matrices = [module for module in self.model.modules() if isinstance(module, Matrix)]
+        check_activations(config.activation_bits, device, matrices)
+        for matrix in matrices:
+            matrix.activation_bits = config.activation_bits
         self.mtp: DeepseekMTP | None = None  # where it drafts, on rank 0
         self.adapters: RunnerAdapters | None = None  # with `enable_lora`
         self.pool: PagedKVCache

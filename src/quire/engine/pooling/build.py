@@ -11,7 +11,7 @@ from quire.engine.limits import Limits
 from quire.engine.observe.startup import Startup
 from quire.engine.pooling.engine import PoolingEngine
 from quire.errors import ConfigError
-from quire.kernels.gguf_product import SIXTEEN
+from quire.kernels.gguf_product import ACTIVATION_BITS
 from quire.layers.weights import room_needed
 from quire.models.causal_lm import CausalLM
 from quire.models.pooling.open import open_pooling
@@ -79,7 +79,7 @@ def _refuse_unused(config: EngineConfig) -> None:
     asked = {
         "tensor_parallel_size": config.tensor_parallel_size > 1,
         "quantization": config.quantization in MADE,
-        "activation_bits": config.activation_bits != SIXTEEN,
+        "activation_bits": config.activation_bits != ACTIVATION_BITS,
         "kv_cache_dtype": config.kv_cache_dtype != "auto",
         "speculative": config.speculative is not None,
         "enable_lora": config.enable_lora,

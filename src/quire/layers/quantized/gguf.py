@@ -108,7 +108,7 @@ def keeps_halves(name: str, shape: Sequence[int], beside_codes: bool = False) ->
 class GGUFMatrix(Matrix):
     def __init__(self, kind: BlockType, out_features: int, in_features: int) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.multiplies_codes = kind, kind.has_codes
         self.out_features, self.in_features = out_features, in_features
         self._computed_in = torch.float32
         self._product: Product | None = None

@@ -82,6 +82,7 @@ class GroupedMatrix(QuantizedMatrix):
         self.weight_zero = zeros if kind.has_zeros else None
         index = parameter(in_features, dtype=torch.int32)
         self.group_index = index if kind.by_index else None
+        self.multiplies_codes = kind.bits == 4 and not kind.by_index
         self._tiles: Int4Tiles | None = None
         self._order: Tensor | None = None  # of inputs, by groups
         self._experts: FourBitExperts | None = None  # if it has been laid out as those of several
@@ -108,7 +109,7 @@ class GroupedMatrix(QuantizedMatrix):
     def lay_out(self) -> None:
         if self.weight.is_cuda:
             self.lay_in_tiles()
-        elif self.kind.bits == 4 and self.group_index is None:
+        elif self.multiplies_codes:
             self.lay_in_blocks(self.weight, self.weight_scale, self.weight_zero)
 
     def lay_in_tiles(self) -> None:

@@ -83,6 +83,7 @@ class ScaledMatrix(QuantizedMatrix):
         self.kind = kind
         self.block_rows, self.block_columns = kind.block or (1, max(1, in_features))
         blocks = (-(-out_features // self.block_rows), -(-in_features // self.block_columns))
+        self.multiplies_codes = kind.codes == torch.int8 and kind.block is None
         self.weight = parameter(out_features, in_features, dtype=kind.codes)
         self.weight_scale = parameter(*blocks, dtype=torch.float32)
 
@@ -98,8 +99,7 @@ class ScaledMatrix(QuantizedMatrix):
         return BlockScales(self.weight_scale, self.block_rows, self.block_columns)
 
     def lay_out(self) -> None:
-        is_by_row = self.kind.codes == torch.int8 and self.kind.block is None
-        if is_by_row and self.weight.device.type == "cpu":
+        if self.multiplies_codes and self.weight.device.type == "cpu":
             self.lay_in_blocks(self.weight, self.weight_scale)
 
     def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:

@@ -7,9 +7,9 @@ fetches codes and exponents and another one tokens, as many steps ahead as there
 many of a block are left. A step has 64 elements of each quarter, so that rows of codes are read 128
 bytes at a time.
 
-A warpgroup unpacks two quarters of 32 elements of its rows, has tensor cores multiply them, and
-unpacks the next two meanwhile. It waits for all its products once a step; the other two use the
-processor then.
+A partition unpacks two quarters of 32 elements of its rows, has tensor cores multiply them, and
+unpacks the next two meanwhile. It waits for all its products once a step; the other partition uses
+the processor then.
 
     rows of 16 that tensor cores have of one warp | 8 of the first half | 8 of the second half |
 
@@ -59,6 +59,7 @@ LEAST, MOST = 16, 64  # pairs of a block
 PART = 64  # rows of weights that are fetched together: half a unit
 STEP = 64  # elements of a quarter that are fetched together
 _PARTITIONS = 2  # of warps that compute
+_WARPS: gl.constexpr = gl.constexpr(8)  # of a partition
 _MOST_STAGES = 5
 _SHARED_MEMORY = 227 << 10
 _REGISTERS = 112  # of a thread that computes; one that fetches needs few
@@ -101,7 +102,7 @@ def product(
         FEW=few,
         STAGES=stages_of(blocks.size),
         REGISTERS=_REGISTERS,
-        num_warps=8,
+        num_warps=_WARPS.value,
         **pdl_launch(x.device),
     )
     return out
@@ -184,7 +185,7 @@ def _multiply(
                 BLOCK, FEW, STAGES, PDL,
             )),
         ],
-        [8, 1, 1],
+        [_WARPS, 1, 1],
         [REGISTERS, 32, 32],
     )  # fmt: skip
 
@@ -273,7 +274,7 @@ def _unit(
     one, other = halves(total)
     finish(
         one, other, bias, out, order, place, begin, end, expert, first, features,
-        GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, 8,
+        GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, _WARPS,
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def numbers(packed, HALF: gl.constexpr):
 
 @gluon.jit
 def packed_parts(codes, words, stage, SUB: gl.constexpr, PARTITION: gl.constexpr):
-    """Of the 32 rows of a warpgroup in both parts of its unit, 32 elements of each quarter."""
+    """Of the 64 rows of a partition in each part of its unit, 32 elements of each quarter."""
     # Where tensor cores have them, in every other eight rows of a warp.
     places: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 8], [0, 16]],
@@ -85,7 +85,7 @@ def packed_parts(codes, words, stage, SUB: gl.constexpr, PARTITION: gl.constexpr
 
 @gluon.jit
 def left_factors(parts, HALF: gl.constexpr, sums: gl.constexpr):
-    """The numbers of two quarters, `[64, 32]`: a warp has eight rows of the first part, then the
+    """The numbers of two quarters, `[128, 32]`: a warp has eight rows of the first part, then the
     same eight of the second."""
     a, b = numbers(parts[0], HALF)
     c, d = numbers(parts[1], HALF)

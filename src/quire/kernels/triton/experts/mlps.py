@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kernels.codes import CodeFormat
 from quire.kernels.experts import (
     CodedExperts,
@@ -214,7 +215,7 @@ def _can_be_built(device: torch.device, dtype: torch.dtype) -> None:
     table = torch.tensor([[0], [0], [1]], dtype=torch.int32, device=device)
     for module, block in ((hopper_narrow, hopper_narrow.MOST), (hopper_fours, 128)):
         x = numbers(block, 4 * 64).to(dtype)
-        module.product(x, weights, Blocks(numbers(1), table, block), None, None)
+        module.product(x, weights, Blocks(numbers(1), table, block), Activation.SILU, None)
 
 
 def tiles_of(

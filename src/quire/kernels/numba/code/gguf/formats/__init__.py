@@ -13,7 +13,6 @@ from __future__ import annotations
 from copy import copy
 
 from quire.kernels.gguf_blocks import CODES
-from quire.kernels.numba.code.gguf.dot import takes_words
 from quire.kernels.numba.code.gguf.formats.blocks_of_32 import (
     CodesApart,
     EightBits,
@@ -28,7 +27,6 @@ from quire.kernels.numba.code.gguf.formats.k_types import (
     TwoBitsK,
 )
 from quire.kernels.numba.code.gguf.formats.tables import Fp4, NonLinear, NonLinearK
-from quire.kernels.numba.sizes import DIGITS
 
 _FORMATS = {
     each.name: each
@@ -52,9 +50,9 @@ _FORMATS = {
 
 
 def _coarse(format_: Format) -> Format:
-    """The same beside activations of eight bits, where instructions multiply bytes."""
+    """The same beside activations of eight bits."""
     found = copy(format_)
-    found.digits = DIGITS if takes_words() else 1
+    found.digits = 1
     return found
 
 
