@@ -190,8 +190,8 @@ def num_inputs(
 
 
 def check_length(name: str, index: LazyTensor, codes: str, inputs: int) -> None:
-    """Refuse an index of other inputs than the codes': one that is in order is never loaded, so
-    that nobody else would hold it against the matrix."""
+    """Refuse an index of other inputs than the codes'. Loading would not find it: an index that is
+    in order is never loaded."""
     if tuple(index.shape) != (inputs,):
         raise ModelError(
             f"{name} is {list(index.shape[:4])}, and {codes} has {inputs} inputs: download the "

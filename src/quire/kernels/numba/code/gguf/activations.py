@@ -51,7 +51,7 @@ def tile_size(rows):
 @helper
 def quantise_steps(kind, x, size, first, last, tokens, tile, begin, end):
     """Some steps of activations `x`, `[last + 1, size]`, into a tile that begins with `first`."""
-    offset, scales, minima = needs(kind)
+    offset, scales, minima = offset_of(kind), scales_of(kind), minima_of(kind)
     code_bytes = digits_of(kind) * STEP
     for step in range(begin, end):
         record = shift(tile, step * tokens * token_bytes_of(kind))
@@ -79,21 +79,8 @@ def quantise_steps(kind, x, size, first, last, tokens, tile, begin, end):
                 store_word(record, words + 4, int32(-offset * right))
 
 
-@intrinsic
-def needs(typing_context, kind):
-    """What the weights' type needs: its offset, and how many scales and minima a step has."""
-    format_ = FORMATS[kind.name]
-
-    def generate(context, builder, signature, arguments):
-        numbers = format_.offset, format_.scales, format_.minima
-        constants = [context.get_constant(types.int64, number) for number in numbers]
-        return context.make_tuple(builder, signature.return_type, constants)
-
-    return types.UniTuple(types.int64, 3)(kind), generate
-
-
 def _constant_of(name):
-    """An intrinsic for a number that a type has."""
+    """An intrinsic for what the weights' type needs, or what its activations are."""
 
     @intrinsic
     def constant(typing_context, kind):
@@ -107,19 +94,21 @@ def _constant_of(name):
     return constant
 
 
+offset_of = _constant_of("offset")
+scales_of, minima_of = _constant_of("scales"), _constant_of("minima")  # of a step: how many
 digits_of = _constant_of("digits")
 token_bytes_of = _constant_of("token_bytes")
 largest_code = _constant_of("largest_code")
 
 
 @helper
-def _scale(low, high, largest_code):
+def _scale(low, high, most):
     """That of 32 numbers, and what makes codes of them."""
     largest = highest(larger(magnitude(low), magnitude(high)))
     inverse = float32(0.0)
     if largest > float32(0.0):
-        inverse = largest_code / largest
-    return largest / largest_code, inverse
+        inverse = most / largest
+    return largest / most, inverse
 
 
 @intrinsic(prefer_literal=True)
